@@ -1,0 +1,30 @@
+"""What is measured, each in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from figure import Figure
+
+from .box_memory import box_memory
+from .command_line import command_line
+from .create import create
+from .execute import execute
+from .files import files
+from .many import many
+from .peers import peers
+from .settings import Settings
+from .stream import stream
+
+CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
+    "create": create,
+    "exec": execute,
+    "stream": stream,
+    "files": files,
+    "cli": command_line,
+    "memory": box_memory,
+    "many": many,
+    "peers": peers,
+}
+
+__all__ = ["CASES", "Settings"]

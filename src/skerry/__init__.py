@@ -1,0 +1,98 @@
+"""skerry: isolated machines for untrusted code, in one command.
+
+with skerry.Sandbox(memory="512M") as sandbox:
+    print(sandbox.exec(["uname", "-a"]).text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.version import __version__
+
+if TYPE_CHECKING:
+    from skerry.errors import (
+        AgentError,
+        AgentUnreachable,
+        CallTimeout,
+        ConfigError,
+        CreateFailed,
+        FileError,
+        InterpreterNotFound,
+        InvalidSpec,
+        LimitReached,
+        NotFound,
+        PathNotFound,
+        ProviderError,
+        ProviderUnavailable,
+        SkerryError,
+        Unsupported,
+        WrongState,
+    )
+    from skerry.lifecycle import State
+    from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
+    from skerry.sandbox import AsyncSandbox
+    from skerry.spec import Mount, Network, SandboxId, Spec
+    from skerry.sync import Sandbox
+
+_HOME = {
+    "skerry.errors": [
+        "AgentError", "AgentUnreachable", "CallTimeout", "ConfigError", "CreateFailed", "FileError",
+        "InterpreterNotFound", "InvalidSpec", "LimitReached", "NotFound", "PathNotFound", "ProviderError",
+        "ProviderUnavailable", "SkerryError", "Unsupported", "WrongState",
+    ],
+    "skerry.lifecycle": ["State"],
+    "skerry.results": ["ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo"],
+    "skerry.sandbox": ["AsyncSandbox"],
+    "skerry.spec": ["Mount", "Network", "SandboxId", "Spec"],
+    "skerry.sync": ["Sandbox"],
+}  # fmt: skip
+
+__all__ = [
+    "AgentError",
+    "AgentUnreachable",
+    "AsyncSandbox",
+    "CallTimeout",
+    "ConfigError",
+    "CreateFailed",
+    "ExecResult",
+    "FileError",
+    "FileEvent",
+    "FileInfo",
+    "FileType",
+    "InterpreterNotFound",
+    "InvalidSpec",
+    "LimitReached",
+    "Metrics",
+    "Mount",
+    "Network",
+    "NotFound",
+    "PathNotFound",
+    "ProcessInfo",
+    "ProviderError",
+    "ProviderUnavailable",
+    "Sandbox",
+    "SandboxId",
+    "SkerryError",
+    "Spec",
+    "State",
+    "Unsupported",
+    "WrongState",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: `skerry version` needs none of them."""
+    for module, names in _HOME.items():
+        if name in names:
+            import importlib
+
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

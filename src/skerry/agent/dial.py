@@ -1,0 +1,266 @@
+"""Ways to reach an agent: each gives a `Stream`, or says within a deadline why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import threading
+import tty
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+from skerry.errors import AgentUnreachable
+
+from .stream import Buffer, FdStream, Receiver, Stream
+
+AGENT_PORT = 52
+"""The agent's vsock port."""
+
+_TIMEOUT_S = 5.0
+_MAX_UNIX_PATH = 107
+_BACKLOG_RETRY_S = 0.002
+_MAX_HANDSHAKE = 32
+_HANDSHAKE = re.compile(rb"OK [0-9]+\n")
+_STDERR_KEPT = 4096
+_EXIT_GRACE_S = 1.0
+
+
+async def unix(path: str | os.PathLike[str], *, timeout_s: float = _TIMEOUT_S) -> Stream:
+    """A unix socket, at a path of any length."""
+    with _socket(socket.AF_UNIX) as sock:
+        async with _dialling(os.fspath(path), timeout_s):
+            await _connect_unix(sock, os.fspath(path))
+        return _stream(sock)
+
+
+async def tcp(host: str, port: int, *, timeout_s: float = _TIMEOUT_S) -> Stream:
+    """A TCP port; each address of the host is tried in turn."""
+    async with _dialling(f"{host}:{port}", timeout_s):
+        sock = await _connect_tcp(host, port)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _stream(sock)
+
+
+async def vsock(cid: int, port: int = AGENT_PORT, *, timeout_s: float = _TIMEOUT_S) -> Stream:
+    """A virtual machine's vsock port."""
+    where = f"vsock {cid}:{port}"
+    async with _dialling(where, timeout_s):
+        sock = _socket(socket.AF_VSOCK)
+    with sock:
+        async with _dialling(where, timeout_s):
+            await asyncio.get_running_loop().sock_connect(sock, (cid, port))
+        return _stream(sock)
+
+
+async def firecracker(
+    uds_path: str | os.PathLike[str], port: int = AGENT_PORT, *, timeout_s: float = _TIMEOUT_S
+) -> Stream:
+    """A guest's vsock port behind Firecracker's unix socket."""
+    with _socket(socket.AF_UNIX) as sock:
+        async with _dialling(f"{os.fspath(uds_path)} (guest port {port})", timeout_s):
+            await _connect_unix(sock, os.fspath(uds_path))
+            await asyncio.get_running_loop().sock_sendall(sock, b"CONNECT %d\n" % port)
+            answer = await _read_handshake(sock)
+        if not _HANDSHAKE.fullmatch(answer):
+            what = f"answered {answer!r}" if answer else "closed the stream: nothing listens there in the guest"
+            raise AgentUnreachable(f"Firecracker's {os.fspath(uds_path)} refused port {port}: it {what}")
+        return _stream(sock)
+
+
+async def device(path: str | os.PathLike[str]) -> Stream:
+    """A character device: a virtio-serial port, a terminal (put in raw mode)."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISCHR(os.fstat(fd).st_mode):
+                raise AgentUnreachable(f"cannot reach the agent at {os.fspath(path)}: not a character device")
+            if os.isatty(fd):
+                tty.setraw(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise AgentUnreachable(f"cannot reach the agent at {os.fspath(path)}: {error.strerror}") from error
+    return FdStream(fd, fd)
+
+
+async def process(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Stream:
+    """The stdin and stdout of a process, started here, that ends with the stream."""
+    try:
+        return ProcessStream(argv, env)
+    except OSError as error:
+        raise AgentUnreachable(f"cannot start {argv[0]!r} to reach the agent: {error.strerror}") from error
+
+
+class ProcessStream(Stream):
+    """A process's stdio. If the process ends by itself, `closed` is told its code and its last words."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str] | None) -> None:
+        self._name = argv[0]
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(
+            argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+        )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        with self._child.stdin as stdin, self._child.stdout as stdout:
+            self._pipes = FdStream(os.dup(stdout.fileno()), os.dup(stdin.fileno()))
+        self._stderr = self._child.stderr
+        os.set_blocking(self._stderr.fileno(), False)
+        self._last_words = b""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._receiver: Receiver | None = None
+        self._pidfd: int | None = None
+        self._grace: asyncio.TimerHandle | None = None
+        self._open = True
+
+    def start(self, receiver: Receiver) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receiver = receiver
+        self._loop.add_reader(self._stderr.fileno(), self._on_stderr)
+        self._pipes.start(self)
+
+    def write(self, *parts: Buffer) -> None:
+        self._pipes.write(*parts)
+
+    async def drained(self) -> None:
+        await self._pipes.drained()
+
+    def close(self) -> None:
+        self._end(None)
+
+    def received(self, data: memoryview) -> None:
+        if self._receiver is not None:
+            self._receiver.received(data)
+
+    def closed(self, error: Exception | None) -> None:
+        """The pipes ended; the reason is the process's, so its end is awaited for a moment."""
+        if self._open and self._loop is not None:
+            self._pidfd = os.pidfd_open(self._child.pid)
+            self._loop.add_reader(self._pidfd, self._on_exit)
+            self._grace = self._loop.call_later(_EXIT_GRACE_S, self._on_exit)
+
+    def _on_stderr(self) -> bool:
+        """Keep the tail of what there is; false when there is nothing more now."""
+        chunk = self._stderr.read(_STDERR_KEPT)
+        if chunk:
+            self._last_words = (self._last_words + chunk)[-_STDERR_KEPT:]
+        elif chunk is not None and self._loop is not None:
+            self._loop.remove_reader(self._stderr.fileno())
+        return bool(chunk)
+
+    def _on_exit(self) -> None:
+        while self._on_stderr():
+            pass
+        code = self._child.poll()
+        end = "closed its output" if code is None else f"ended with code {code}"
+        words = self._last_words.decode(errors="replace").strip()
+        self._end(AgentUnreachable(f"{self._name!r}, the way to the agent, {end}{': ' if words else ''}{words}"))
+
+    def _end(self, error: Exception | None) -> None:
+        if not self._open:
+            return
+        self._open = False
+        if self._grace is not None:
+            self._grace.cancel()
+        self._release_fds()
+        self._kill()
+        if self._receiver is not None:
+            self._receiver.closed(error)
+
+    def _release_fds(self) -> None:
+        fds = [self._stderr.fileno()] + ([] if self._pidfd is None else [self._pidfd])
+        if self._loop is not None and not self._loop.is_closed():
+            for fd in fds:
+                self._loop.remove_reader(fd)
+        self._pipes.close()
+        self._stderr.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        if self._child.poll() is None:
+            # Not by the loop, which may be closed before the kernel is done with the process.
+            threading.Thread(target=self._child.wait, daemon=True).start()
+
+
+def _socket(family: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    return sock
+
+
+def _stream(sock: socket.socket) -> Stream:
+    fd = sock.detach()
+    return FdStream(fd, fd)
+
+
+@contextlib.asynccontextmanager
+async def _dialling(where: str, timeout_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except OSError as error:
+        if error.errno is None and isinstance(error, TimeoutError):
+            raise AgentUnreachable(f"cannot reach the agent at {where}: no answer in {timeout_s:g} s") from None
+        raise AgentUnreachable(f"cannot reach the agent at {where}: {error.strerror or error}") from error
+
+
+async def _connect_unix(sock: socket.socket, path: str) -> None:
+    with _short_enough(path) as address:
+        while True:
+            try:
+                return sock.connect(address)
+            except BlockingIOError:
+                # The backlog is full: there is no event for it, and asyncio would take it for a success.
+                await asyncio.sleep(_BACKLOG_RETRY_S)
+
+
+async def _connect_tcp(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    refusal = OSError("the host has no address")
+    for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = _socket(family)
+        try:
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            sock.close()
+            refusal = error
+        except BaseException:
+            sock.close()
+            raise
+    raise refusal
+
+
+@contextlib.contextmanager
+def _short_enough(path: str) -> Iterator[str]:
+    """A name for `path` that fits into a socket's address."""
+    if len(os.fsencode(path)) <= _MAX_UNIX_PATH:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+async def _read_handshake(sock: socket.socket) -> bytes:
+    """One bounded line, byte by byte: what follows it is already the agent's."""
+    line = b""
+    while len(line) < _MAX_HANDSHAKE and not line.endswith(b"\n"):
+        byte = await asyncio.get_running_loop().sock_recv(sock, 1)
+        if not byte:
+            break
+        line += byte
+    return line

@@ -1,0 +1,61 @@
+"""All that a process started, found again for a signal: children, their session, and what slipped out of both."""
+
+from __future__ import annotations
+
+import os
+
+from .spawn import MARK
+
+_ROUNDS = 20
+_SIGKILL = 9
+
+
+def signal_all(pid: int, number: int, signal: int) -> None:
+    """Signal the process and every descendant. A kill is repeated until none is left: they may fork meanwhile."""
+    for _ in range(_ROUNDS if signal == _SIGKILL else 1):
+        found = _find(pid, number)
+        for each in found:
+            try:
+                os.kill(each, signal)
+            except (ProcessLookupError, PermissionError):
+                pass
+        if not found:
+            return
+
+
+def _find(root: int, number: int) -> list[int]:
+    parents: dict[int, int] = {}
+    sessions: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            state = _stat(name)
+            if state is not None:
+                parents[int(name)], sessions[int(name)] = state
+    members = {pid for pid, session in sessions.items() if session == root}
+    mark = f"{MARK}={number}".encode()
+    members |= {pid for pid in parents if pid not in members and _has_mark(pid, mark)}
+    members |= {root} & set(parents)
+    grew = True
+    while grew:
+        children = {pid for pid, parent in parents.items() if parent in members} - members
+        members |= children
+        grew = bool(children)
+    return sorted(members - {os.getpid()})
+
+
+def _stat(pid: str) -> tuple[int, int] | None:
+    """Parent and session of a process that lives; zombies are already dead."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[3]))
+
+
+def _has_mark(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False

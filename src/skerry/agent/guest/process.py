@@ -1,0 +1,371 @@
+"""Processes in the box: started exactly as asked, watched to their end, killed with all they started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+
+from . import spawn
+from .channel import Call, Failure
+from .loop import READ, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .loop import Loop, Timer
+
+KEPT_OUTPUT = 1 << 20
+_KEPT_ENDED = 64
+_CHUNK = 1 << 18
+_SIGKILL = 9
+
+
+class Output:
+    """One output of a process: read when its readers have room, counted, capped, kept if nobody reads."""
+
+    def __init__(self, process: Process, fd: int, number: int) -> None:
+        self.process = process
+        self.fd = fd
+        self.number = number
+        self.count = 0
+        self.at_end = False
+        os.set_blocking(fd, False)
+        process.loop.watch(fd, READ, self._on_ready)
+
+    def _on_ready(self, _events: int) -> None:
+        if not self.read_some():
+            self.process.check_done()
+
+    def read_some(self) -> bool:
+        """Pass on one chunk; False when there is nothing more for now."""
+        room = self.process.room(self)
+        if room <= 0:
+            self.process.loop.forget(self.fd)
+            return False
+        try:
+            data = os.read(self.fd, min(room, _CHUNK))
+        except BlockingIOError:
+            return False
+        except OSError:  # EIO: the terminal's other side is closed
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self.count += len(data)
+        self.process.deliver(self, data)
+        return True
+
+    def resume(self) -> None:
+        if not self.at_end and not self.process.loop.is_watched(self.fd):
+            self.process.loop.watch(self.fd, READ, self._on_ready)
+
+    def close(self) -> None:
+        if not self.at_end:
+            self.at_end = True
+            self.process.loop.forget(self.fd)
+            os.close(self.fd)
+
+    def drain_for_ever(self) -> None:
+        """The process has ended but something it left still holds the pipe: read on, so that it is not killed
+        by SIGPIPE, and drop what comes."""
+        loop, fd = self.process.loop, self.fd
+        self.at_end = True
+
+        def drop(_events: int) -> None:
+            try:
+                if os.read(fd, _CHUNK):
+                    return
+            except BlockingIOError:
+                return
+            except OSError:
+                pass
+            loop.forget(fd)
+            os.close(fd)
+
+        loop.watch(fd, READ, drop)
+
+
+class Process:
+    def __init__(self, table: ProcessTable, number: int, request: spawn.Request) -> None:
+        self.table = table
+        self.loop = table.loop
+        self.number = number
+        self.request = request
+        self.started = time.time()
+        self.timed_out = False
+        self.truncated = False
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.ended = False
+        self.readers: list[Call] = []
+        self._kept: deque[tuple[int, bytes]] = deque()
+        self._kept_bytes = 0
+        self._begin = time.monotonic()
+        self._duration = 0.0
+        self._status: int | None = None
+        self._timer: Timer | None = None
+        self._pending_input: deque[tuple[Call | None, memoryview]] = deque()
+        self._input_ends = False
+        child = spawn.start(request, number)
+        self.pid = child.pid
+        self.input_fd = child.input_fd
+        self.outputs = [Output(self, fd, number) for number, fd in child.outputs]
+        if child.failure is not None:
+            self._fail_to_start(*child.failure)
+        else:
+            self.loop.on_exit(child.pid, self._on_exit)
+            if request.timeout_s is not None:
+                self._timer = self.loop.later(request.timeout_s, self._on_timeout)
+
+    def _fail_to_start(self, code: int, message: str) -> None:
+        self.exit_code = code
+        self._status = 0
+        data = f"skerry: {message}\n".encode("utf-8", "surrogateescape")
+        self._keep(2, data)
+        self.loop.soon(self._finish)
+
+    # output
+
+    def room(self, output: Output) -> int:
+        if self.request.limit is not None and output.count >= self.request.limit:
+            return _CHUNK  # it will be dropped
+        if not self.readers:
+            return _CHUNK if self.request.background or self._status is not None else 0
+        return min(call.room() for call in self.readers)
+
+    def deliver(self, output: Output, data: bytes) -> None:
+        limit = self.request.limit
+        if limit is not None and output.count > limit:
+            self.truncated = True
+            data = data[: max(0, limit - (output.count - len(data)))]
+            if not data:
+                return
+        for call in self.readers:
+            call.send(data, output.number)
+        if self.request.background:
+            self._keep(output.number, data)
+
+    def _keep(self, number: int, data: bytes) -> None:
+        self._kept.append((number, data))
+        self._kept_bytes += len(data)
+        while self._kept_bytes > KEPT_OUTPUT and len(self._kept) > 1:
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def add_reader(self, call: Call) -> None:
+        """Give the call what is kept, then all that comes, then the end."""
+        backlog = deque(self._kept)
+
+        def pump() -> None:
+            while backlog and call.room() > 0:
+                number, data = backlog.popleft()
+                room = call.room()
+                if len(data) > room:
+                    backlog.appendleft((number, data[room:]))
+                call.send(data[:room], number)
+            if backlog:
+                return
+            if call not in self.readers:
+                self.readers.append(call)
+                if self.ended:
+                    call.answer(self.exit())
+                    return
+            self._resume()
+
+        call.ref = self
+        call.pump = pump
+        call.on_data = lambda data: self.write(call, data)
+        call.on_end = self.end_input
+        pump()
+
+    def remove_reader(self, call: Call) -> None:
+        if call in self.readers:
+            self.readers.remove(call)
+        self._resume()
+
+    def _resume(self) -> None:
+        for output in self.outputs:
+            output.resume()
+        self.check_done()
+
+    # input
+
+    def write(self, call: Call, data: memoryview) -> None:
+        if self.input_fd < 0:
+            call.acknowledge(len(data))
+            return
+        self._pending_input.append((call, data))
+        self._write_pending()
+        if self._pending_input:  # the view is only lent: keep a copy of what had to wait
+            waiting = self._pending_input.pop()
+            self._pending_input.append((waiting[0], memoryview(bytes(waiting[1]))))
+
+    def end_input(self) -> None:
+        if self.request.pty is None:
+            self._input_ends = True
+        else:  # a terminal has no end: its user types Ctrl-D
+            self._pending_input.append((None, memoryview(b"\x04")))
+        self._write_pending()
+
+    def _write_pending(self, _events: int = 0) -> None:
+        while self._pending_input and self.input_fd >= 0:
+            call, data = self._pending_input[0]
+            try:
+                written = os.write(self.input_fd, data)
+            except BlockingIOError:
+                self.loop.watch(self.input_fd, WRITE, self._write_pending)
+                return
+            except OSError:  # nobody reads it any more
+                written = len(data)
+            if call is not None:
+                call.acknowledge(written)
+            if written < len(data):
+                self._pending_input[0] = (call, data[written:])
+            else:
+                self._pending_input.popleft()
+        self.loop.forget(self.input_fd)
+        if self._input_ends:
+            self._close_input()
+
+    def _close_input(self) -> None:
+        if self.input_fd >= 0:
+            self.loop.forget(self.input_fd)
+            os.close(self.input_fd)
+            self.input_fd = -1
+
+    # the end
+
+    def _on_timeout(self) -> None:
+        self.timed_out = True
+        self.kill_tree()
+
+    def _on_exit(self, status: int) -> None:
+        self._status = status
+        self._duration = time.monotonic() - self._begin
+        if os.WIFSIGNALED(status):
+            self.signal = os.WTERMSIG(status)
+        else:
+            self.exit_code = os.WEXITSTATUS(status)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.check_done()
+
+    def check_done(self) -> None:
+        """Once the process is gone, pass on all that it wrote, and only then tell its end."""
+        if self._status is None or self.ended:
+            return
+        for output in self.outputs:
+            while not output.at_end and output.read_some():
+                pass
+            if not output.at_end and self.room(output) <= 0:
+                return  # more waits in the pipe than the reader has room for; credit brings us back
+        self._finish()
+
+    def _finish(self) -> None:
+        self.ended = True
+        for output in self.outputs:
+            if not output.at_end:
+                if self.request.pty:
+                    output.close()
+                else:
+                    output.drain_for_ever()
+        self._close_input()
+        self.request.clean_up()
+        if not self.request.background:
+            self.table.forget(self)
+        for call in list(self.readers):
+            call.answer(self.exit())
+        self.readers.clear()
+
+    def exit(self) -> dict[str, Any]:
+        counts = {output.number: output.count for output in self.outputs}
+        return {
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "timed_out": self.timed_out,
+            "truncated": self.truncated,
+            "duration_s": round(self._duration, 6),
+            "stdout_bytes": counts.get(1, 0),
+            "stderr_bytes": counts.get(2, 0),
+        }
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "process": self.number,
+            "pid": self.pid,
+            "argv": [os.fsencode(arg).decode("utf-8", "replace") for arg in self.request.argv],
+            "tag": self.request.tag,
+            "pty": self.request.pty is not None,
+            "background": self.request.background,
+            "started": self.started,
+            "running": not self.ended,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+        }
+
+    def send_signal(self, number: int, tree: bool) -> None:
+        if self._status is not None:
+            return
+        if tree:
+            from . import descendants
+
+            descendants.signal_all(self.pid, self.number, number)
+            return
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def kill_tree(self) -> None:
+        if self._status is None:
+            self.send_signal(_SIGKILL, tree=True)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more: it dies with all it started, and what it still says is dropped."""
+        self.request.limit = 0
+        self.readers = [call for call in self.readers if call.open]
+        self.kill_tree()
+        self._resume()
+
+    def resize(self, rows: int, cols: int) -> None:
+        if self.request.pty is None:
+            raise Failure("invalid", "this process has no terminal")
+        if self.input_fd >= 0:
+            spawn.set_size(self.input_fd, rows, cols)
+
+
+class ProcessTable:
+    """Every process that the agent started and still knows."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._processes: dict[int, Process] = {}
+        self._count = 0
+
+    def start(self, request: spawn.Request) -> Process:
+        self._count += 1
+        process = Process(self, self._count, request)
+        self._processes[process.number] = process
+        self._drop_oldest_ended()
+        return process
+
+    def _drop_oldest_ended(self) -> None:
+        ended = [number for number, process in self._processes.items() if process.ended]
+        for number in ended[:-_KEPT_ENDED]:
+            del self._processes[number]
+
+    def get(self, number: object) -> Process:
+        process = self._processes.get(number) if type(number) is int else None
+        if process is None:
+            raise Failure("no_process", f"no process has the number {number}")
+        return process
+
+    def forget(self, process: Process) -> None:
+        self._processes.pop(process.number, None)
+
+    def all(self) -> list[Process]:
+        return list(self._processes.values())
+
+    def any_running(self) -> bool:
+        return any(not process.ended for process in self._processes.values())

@@ -1,0 +1,76 @@
+"""Joins stdin and stdout to the agent's socket (a path, or @NAME in the abstract space) until either side ends."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+import sys
+from _socket import AF_UNIX, SOCK_STREAM, socket
+
+CHUNK = 1 << 18
+STDIN, STDOUT = 0, 1
+
+
+def copy_up(sock: int) -> None:
+    """From stdin to the agent. The end of stdin ends the process, whatever the other thread waits for."""
+    while True:
+        data = read_some(STDIN)
+        if not data:
+            os._exit(0)
+        if not write_all(sock, data):
+            return  # the agent has closed: the other thread delivers its last words, and ends
+
+
+def copy_down(sock: int) -> None:
+    """From the agent to stdout, until the agent closes or nobody reads any more."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    poll.register(STDOUT, 0)  # errors only: not every engine closes stdin when the host is gone
+    while all(fd != STDOUT for fd, _ in poll.poll()):
+        data = read_some(sock)
+        if not data or not write_all(STDOUT, data):
+            return
+
+
+def read_some(fd: int) -> bytes:
+    """What there is; empty at the end, which a terminal that hung up tells by an error."""
+    try:
+        return os.read(fd, CHUNK)
+    except OSError:
+        return b""
+
+
+def write_all(fd: int, data: bytes) -> bool:
+    """False when nobody reads there any more."""
+    view = memoryview(data)
+    try:
+        while len(view):
+            view = view[os.write(fd, view) :]
+    except OSError:
+        return False
+    return True
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: relay.py PATH|@NAME\n")
+        return 2
+    address = sys.argv[1]
+    sock = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+    except OSError as error:
+        sys.stderr.write(f"cannot reach the agent at {address}: {error.strerror}\n")
+        return 1
+    for fd in (STDIN, STDOUT):
+        os.set_blocking(fd, True)
+    _thread.start_new_thread(copy_up, (sock.fileno(),))
+    copy_down(sock.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the other thread may be in a read that never ends

@@ -1,0 +1,34 @@
+"""`python3 -I -S -B start.py ID [CONFIG_FD]`: where the agent begins.
+
+ID only marks the process, so that it can be found again. The configuration is JSON on an inherited descriptor, never
+in argv or the environment: it may hold a token.
+"""
+
+import os
+import sys
+
+
+def main() -> None:
+    package = type(sys)("skerry_agent")  # the folder may be mounted anywhere, under any name
+    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    sys.modules["skerry_agent"] = package
+    from skerry_agent import agent, wire  # type: ignore[import-not-found]
+
+    config = {}
+    if len(sys.argv) > 2:
+        with open(int(sys.argv[2]), encoding="utf-8") as file:
+            config = wire.loads(file.read())
+    if config.get("rlimits"):
+        import resource
+
+        for name, value in config["rlimits"].items():
+            number = getattr(resource, "RLIMIT_" + name.upper())
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+    server = agent.Agent(config)
+    server.listen(config.get("listen") or {"stdio": True})
+    server.run()
+
+
+main()

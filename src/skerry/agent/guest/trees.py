@@ -1,0 +1,375 @@
+"""Folders whole: walked, removed, packed into a tar and unpacked from one, whatever hostile hands put in them.
+
+The agent uses this inside the box and the host uses it for its own folders; it trusts no name, depth or link.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK = 1 << 20
+_BLOCK = 512
+
+
+class UnsafeTar(Exception):
+    """The archive wants something outside its folder, or something that is no file."""
+
+
+def remove_tree(path: str | bytes) -> Iterator[None]:
+    """Remove a folder and all below it, a step at a time; quiet if there is none.
+
+    A folder inside is moved up beside its parent before it is emptied, so neither depth nor path length matters.
+    """
+    top = os.fsencode(path)
+    try:
+        fd = os.open(top, _DIR_FLAGS)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        os.unlink(top)
+        return
+    except PermissionError:
+        os.chmod(top, 0o700)
+        fd = os.open(top, _DIR_FLAGS)
+    try:
+        _make_accessible(fd)
+        yield from _empty(fd)
+    finally:
+        os.close(fd)
+    os.rmdir(top)
+
+
+def _empty(fd: int) -> Iterator[None]:
+    moved = 0
+    while True:
+        names = os.listdir(fd)
+        if not names:
+            return
+        for name in names:
+            yield
+            if _unlink(fd, name):
+                continue
+            inner = _open_folder(fd, name)
+            try:
+                for child in os.listdir(inner):
+                    yield
+                    if not _unlink(inner, child):
+                        moved += 1
+                        _move_up(inner, child, fd, f".skerry-removing-{moved}")
+            finally:
+                os.close(inner)
+            os.rmdir(name, dir_fd=fd)
+
+
+def _unlink(fd: int, name: str) -> bool:
+    """True if that is gone now; False if it is a folder with something in it."""
+    try:
+        os.unlink(name, dir_fd=fd)
+        return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    try:
+        os.rmdir(name, dir_fd=fd)
+        return True
+    except OSError:
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode):
+            raise
+        return False
+
+
+def _open_folder(fd: int, name: str) -> int:
+    try:
+        inner = os.open(name, _DIR_FLAGS, dir_fd=fd)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=fd)
+        inner = os.open(name, _DIR_FLAGS, dir_fd=fd)
+    _make_accessible(inner)
+    return inner
+
+
+def _make_accessible(fd: int) -> None:
+    if os.fstat(fd).st_mode & 0o700 != 0o700:
+        try:
+            os.fchmod(fd, 0o700)
+        except PermissionError:
+            pass  # not ours: removing from it will say so
+
+
+def _move_up(source: int, name: str, target: int, new_name: str) -> None:
+    while True:
+        try:
+            os.lstat(new_name, dir_fd=target)
+            new_name += "_"
+        except FileNotFoundError:
+            break
+    try:
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+    except PermissionError:  # a folder that its owner may not write to cannot be moved either
+        os.chmod(name, 0o700, dir_fd=source)
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def walk(path: bytes, depth: int) -> Iterator[tuple[bytes, os.stat_result]]:
+    """Every entry below a folder as (path relative to it, lstat), parents first, names in order.
+
+    Folders are opened one from the other, so a path may be longer than the system's limit for one.
+    """
+    stack: list[tuple[bytes, int]] = [(b"", 1)]
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while stack:
+            folder, level = stack.pop()
+            try:
+                fd = _descend(top, folder)
+            except OSError:
+                if not folder:
+                    raise
+                continue  # it went away, or it is not ours to read: it was listed, its inside is not
+            try:
+                names = sorted(os.fsencode(name) for name in os.listdir(fd))
+                below = []
+                for name in names:
+                    try:
+                        info = os.lstat(name, dir_fd=fd)
+                    except OSError:
+                        continue
+                    inner = folder + b"/" + name if folder else name
+                    yield inner, info
+                    if level < depth and stat.S_ISDIR(info.st_mode):
+                        below.append((inner, level + 1))
+                stack.extend(reversed(below))
+            finally:
+                os.close(fd)
+    finally:
+        os.close(top)
+
+
+def _descend(top: int, path: bytes) -> int:
+    """Open a folder below `top` without following links, in pieces that fit a path."""
+    fd = os.dup(top) if path else os.open(b".", _DIR_FLAGS, dir_fd=top)
+    parts = path.split(b"/") if path else []
+    for i in range(0, len(parts), 8):
+        try:
+            deeper = os.open(b"/".join(parts[i : i + 8]), _DIR_FLAGS, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = deeper
+    return fd
+
+
+def pack(path: bytes, write: Callable[[bytes], object]) -> None:
+    """A file or a folder's content as a tar stream (pax), in bounded memory; sockets and devices are left out."""
+    import tarfile
+
+    def add(name: bytes, full: bytes, dir_fd: int | None, info: os.stat_result) -> None:
+        member = tarfile.TarInfo(os.fsdecode(name))
+        member.mode = stat.S_IMODE(info.st_mode)
+        member.uid, member.gid, member.mtime = info.st_uid, info.st_gid, int(info.st_mtime)
+        if stat.S_ISDIR(info.st_mode):
+            member.type = tarfile.DIRTYPE
+            write(_header(member))
+        elif stat.S_ISLNK(info.st_mode):
+            member.type = tarfile.SYMTYPE
+            member.linkname = os.fsdecode(os.readlink(full, dir_fd=dir_fd))
+            write(_header(member))
+        elif stat.S_ISREG(info.st_mode):
+            _add_file(member, full, dir_fd, write)
+
+    info = os.stat(path)
+    if not stat.S_ISDIR(info.st_mode):
+        add(os.path.basename(path), path, None, info)
+    else:
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for inner, info in walk(path, sys.maxsize):
+                folder, _, name = inner.rpartition(b"/")
+                fd = _descend(top, folder)
+                try:
+                    add(inner, name, fd, info)
+                except FileNotFoundError:
+                    pass  # it went away meanwhile
+                finally:
+                    os.close(fd)
+        finally:
+            os.close(top)
+    write(b"\0" * (2 * _BLOCK))
+
+
+def _header(member: Any) -> bytes:
+    import tarfile
+
+    header: bytes = member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return header
+
+
+def _add_file(member: Any, path: bytes, dir_fd: int | None, write: Callable[[bytes], object]) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        member.size = os.fstat(fd).st_size
+        write(_header(member))
+        left = member.size
+        while left:
+            data = os.read(fd, min(_CHUNK, left)) or b"\0" * min(_CHUNK, left)  # it shrank: keep the promised length
+            write(data)
+            left -= len(data)
+        write(b"\0" * (-member.size % _BLOCK))
+    finally:
+        os.close(fd)
+
+
+def unpack(
+    read: Callable[[int], bytes], target: bytes, *, max_bytes: int | None = None, max_entries: int | None = None
+) -> int:
+    """Unpack a tar stream below `target`, which is made if missing; returns how many entries.
+
+    Nothing is written outside it: no absolute or `..` names, no link is ever followed, no devices, no setuid.
+    """
+    import tarfile
+
+    class Source:
+        def read(self, size: int) -> bytes:
+            return read(size)
+
+    os.makedirs(target, exist_ok=True)
+    top = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    entries = total = 0
+    try:
+        with tarfile.open(fileobj=Source(), mode="r|", errorlevel=2) as archive:  # type: ignore[call-overload]
+            for member in archive:
+                entries += 1
+                total += member.size
+                if max_entries is not None and entries > max_entries:
+                    raise UnsafeTar(f"more than {max_entries} entries")
+                if max_bytes is not None and total > max_bytes:
+                    raise UnsafeTar(f"more than {max_bytes} bytes")
+                _unpack_member(archive, member, top)
+                archive.members = []  # tarfile would remember them all
+    except tarfile.TarError as error:
+        raise UnsafeTar(f"not a tar stream: {error}") from None
+    finally:
+        os.close(top)
+    return entries
+
+
+def _unpack_member(archive: Any, member: Any, top: int) -> None:
+    parts = [part for part in os.fsencode(member.name).split(b"/") if part not in (b"", b".")]
+    if not parts:
+        return
+    if os.fsencode(member.name).startswith(b"/") or b".." in parts:
+        raise UnsafeTar(f"{member.name!r} is outside the folder")
+    folder = _make_folders(top, parts[:-1])
+    name = parts[-1]
+    try:
+        if member.isdir():
+            _make_one(folder, name)
+            os.chmod(name, (member.mode & 0o777) | 0o700, dir_fd=folder)
+        elif member.isreg():
+            _unpack_file(archive.extractfile(member), member.mode & 0o777, folder, name)
+        elif member.issym():
+            _make_room(folder, name)
+            os.symlink(os.fsencode(member.linkname), name, dir_fd=folder)
+        elif member.islnk():
+            _link(top, member.linkname, folder, name)
+        else:
+            raise UnsafeTar(f"{member.name!r} is a device or a pipe")
+    finally:
+        os.close(folder)
+
+
+def _make_folders(top: int, parts: list[bytes]) -> int:
+    fd = os.dup(top)
+    for part in parts:
+        try:
+            _make_one(fd, part)
+            deeper = os.open(part, _DIR_FLAGS, dir_fd=fd)
+        except NotADirectoryError:
+            raise UnsafeTar(f"{part!r} is a link or a file where a folder was meant") from None
+        except OSError as error:
+            if error.errno == 40:  # ELOOP: a link where a folder was meant
+                raise UnsafeTar(f"{part!r} is a link where a folder was meant") from None
+            raise
+        finally:
+            os.close(fd)
+        fd = deeper
+    return fd
+
+
+def _make_one(fd: int, name: bytes) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=fd)
+    except FileExistsError:
+        pass
+
+
+def _make_room(fd: int, name: bytes) -> None:
+    try:
+        os.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+
+
+def _unpack_file(source: Any, mode: int, folder: int, name: bytes) -> None:
+    _make_room(folder, name)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        while True:
+            data = source.read(_CHUNK)
+            if not data:
+                break
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+def _link(top: int, linkname: str, folder: int, name: bytes) -> None:
+    parts = [part for part in os.fsencode(linkname).split(b"/") if part not in (b"", b".")]
+    if not parts or b".." in parts or linkname.startswith("/"):
+        raise UnsafeTar(f"a hard link to {linkname!r} is outside the folder")
+    source = _make_folders(top, parts[:-1])
+    try:
+        if not stat.S_ISREG(os.lstat(parts[-1], dir_fd=source).st_mode):
+            raise UnsafeTar(f"a hard link to {linkname!r}, which is no file")
+        _make_room(folder, name)
+        os.link(parts[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+    finally:
+        os.close(source)
+
+
+def main(arguments: list[str]) -> int:
+    """`trees.py pack|unpack PATH` on stdin and stdout: the agent runs this beside itself, as the right user."""
+    verb, path = arguments[0], os.fsencode(arguments[1])
+    try:
+        if verb == "pack":
+            pack(path, _write_all)
+        else:
+            unpack(sys.stdin.buffer.read, path)
+    except OSError as error:
+        sys.stderr.write(f"{error.errno} {error.filename if error.filename is not None else ''}: {error.strerror}")
+        return 2
+    except UnsafeTar as error:
+        sys.stderr.write(f"22 {error}")
+        return 2
+    return 0
+
+
+def _write_all(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

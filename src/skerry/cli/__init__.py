@@ -1,0 +1,82 @@
+"""The command line: `main` is the entry point, and a command's own file is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from skerry.version import __version__
+
+# A command is the object `command` in the file of its name in this folder.
+COMMANDS = {
+    "run": "Run a command in a new sandbox.",
+    "doctor": "Tell what works on this machine, and how to get the rest.",
+    "check": "Run the conformance suite against a provider on this machine.",
+    "config": "Show every setting and where it came from.",
+    "version": "Show the version.",
+    "completion": "Print the completion script for a shell.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> int:
+        """The exit code; a reader of our output that has gone is told here, since click would make it a failure."""
+        try:
+            code: int | None = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return code or 0
+        except BrokenPipeError as error:
+            from skerry.cli.errors import report
+
+            return report(error, as_json=False)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="skerry %(version)s")
+def cli() -> None:
+    """Isolated machines for untrusted code, in one command."""
+
+
+def main() -> None:
+    """What the `skerry` program does."""
+    _open_missing_streams()
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(args: Sequence[str]) -> int:
+    """Run one command line and give its exit code; every error becomes a message and a code here."""
+    wants_json: list[bool] = []
+    try:
+        code: int = cli.main(args, prog_name="skerry", standalone_mode=False, obj=wants_json)
+        return code
+    except BaseException as error:
+        from skerry.cli.errors import report
+
+        return report(error, as_json=bool(wants_json))
+
+
+def _open_missing_streams() -> None:
+    """Give a closed stdin, stdout or stderr to /dev/null, so that no other file gets its number and our output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

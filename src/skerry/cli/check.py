@@ -1,0 +1,59 @@
+"""`skerry check`: the conformance suite of the package, against a provider on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skerry.cli.completion import provider_names
+from skerry.cli.output import json_option, print_json
+
+
+@click.command()
+@click.argument("provider", shell_complete=provider_names)
+@json_option
+def command(provider: str, as_json: bool) -> int:
+    """Run the conformance suite against a provider on this machine."""
+    from skerry.config import load
+
+    load().load_provider(provider)
+    if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("anyio") is None:
+        raise click.ClickException("the suite needs pytest: pip install 'skerry[testing]'")
+    if not as_json:
+        return subprocess.run(_pytest(provider)).returncode
+    with tempfile.TemporaryDirectory(prefix="skerry-check-") as folder:
+        report = Path(folder, "report.xml")
+        suite = subprocess.run([*_pytest(provider), f"--junitxml={report}"], stdout=sys.stderr)
+        print_json({"provider": provider, "exit_code": suite.returncode, **_summary(report)})
+    return suite.returncode
+
+
+def _pytest(provider: str) -> list[str]:
+    """The suite on its own: no configuration, cache or conftest of the folder that we happen to be in."""
+    alone = ["-c", os.devnull, "--rootdir", os.sep, "-p", "no:cacheprovider", "-o", "anyio_mode=auto"]
+    suite = ["--pyargs", "skerry.testing.conformance", "--skerry-provider", provider]
+    return [sys.executable, "-m", "pytest", *alone, *suite]
+
+
+def _summary(report: Path) -> dict[str, Any]:
+    from xml.etree import ElementTree
+
+    if not report.exists():
+        return {"tests": 0, "failed": [], "skipped": []}
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    return {
+        "tests": len(cases),
+        "failed": [_told(case, part) for case in cases for part in case if part.tag in ("failure", "error")],
+        "skipped": [_told(case, part) for case in cases for part in case if part.tag == "skipped"],
+    }
+
+
+def _told(case: Any, part: Any) -> dict[str, str]:
+    return {"test": case.get("name", ""), "message": part.get("message", "")}

@@ -1,0 +1,169 @@
+"""What the installation is set to: flags over environment over file over defaults, merged and checked once."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from skerry.errors import ConfigError, InvalidSpec
+from skerry.units import parse_duration
+
+if TYPE_CHECKING:
+    from skerry.providers.base import Provider
+
+_PREFIX = "SKERRY_"
+_NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of this installation; `origins` tells for each dotted key where its value came from."""
+
+    provider: str
+    state_dir: str
+    project: str
+    lifetime: str
+    """How long a sandbox lives when it is not told; `never` is a value."""
+    idle: str
+    providers: dict[str, dict[str, Any]]
+    """Each provider's own settings, by its name; only the provider knows what they may be."""
+    origins: dict[str, str]
+
+    def load_provider(self, name: str) -> Provider:
+        """A provider, made from its own slice of the settings; one that keeps state does so below ours."""
+        from skerry import providers
+
+        settings = dict(self.providers.get(name, {}))
+        if "state_dir" in providers.provider_class(name).Config.__struct_fields__:
+            settings.setdefault("state_dir", f"{self.state_dir}/{name}")
+        try:
+            return providers.load(name, settings)
+        except ConfigError as error:
+            prefix = f"providers.{name}."
+            places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
+            raise ConfigError(f"{error} (set in {', '.join(sorted(places))})") from None
+
+    def values(self) -> dict[str, Any]:
+        """Every value by its dotted key."""
+        top = {key: getattr(self, key) for key in _KEYS}
+        slices = {f"providers.{name}": settings for name, settings in self.providers.items()}
+        return top | {f"{at}.{key}": value for at, settings in slices.items() for key, value in settings.items()}
+
+
+_KEYS = ("provider", "state_dir", "project", "lifetime", "idle")
+
+
+class _Setting(NamedTuple):
+    value: Any
+    origin: str
+
+
+_Layer = dict[str, _Setting]
+
+
+def load(overrides: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of this process. `overrides` are the flags; those that are None were not given."""
+    settings = _defaults() | _from_file() | _from_environment() | _from_flags(overrides or {})
+    plain = {key: _checked(key, setting) for key, setting in settings.items() if key in _KEYS}
+    slices: dict[str, dict[str, Any]] = {}
+    for key, setting in settings.items():
+        if key not in _KEYS:
+            _, name, field = key.split(".", 2)
+            slices.setdefault(name, {})[field] = setting.value
+    return Config(**plain, providers=slices, origins={key: setting.origin for key, setting in settings.items()})
+
+
+def variable(name: str) -> str | None:
+    """A variable of this process's environment, for what is not a setting (TERM, NO_COLOR, `-e NAME`)."""
+    return os.environ.get(name)
+
+
+def _defaults() -> _Layer:
+    state_dir = "/var/lib/skerry" if _is_root() else str(_xdg("XDG_STATE_HOME", "~/.local/state"))
+    values = {"provider": "local", "state_dir": state_dir, "project": "default", "lifetime": "24h", "idle": "never"}
+    return {key: _Setting(value, "default") for key, value in values.items()}
+
+
+def _from_file() -> _Layer:
+    named = os.environ.get("SKERRY_CONFIG")
+    path = Path(named).expanduser() if named else _default_file()
+    try:
+        data = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if named:
+            raise ConfigError(f"{path}: no such file; SKERRY_CONFIG names it") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return {key: _Setting(value, str(path)) for key, value in _flat(data, str(path)).items()}
+
+
+def _from_environment() -> _Layer:
+    layer: _Layer = {}
+    for name, value in os.environ.items():
+        if name.startswith(_PREFIX) and name not in _NOT_SETTINGS:
+            key = name.removeprefix(_PREFIX).lower().replace("__", ".")
+            if key not in _KEYS and not (key.startswith("providers.") and key.count(".") == 2):
+                raise ConfigError(f"{name}: no setting has that name; there are {_spelled_for_environment()}")
+            layer[key] = _Setting(value, f"${name}")
+    return layer
+
+
+def _from_flags(overrides: Mapping[str, Any]) -> _Layer:
+    return {key: _Setting(value, f"--{key.replace('_', '-')}") for key, value in overrides.items() if value is not None}
+
+
+def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Dotted keys from a file's tables; an unknown key is an error that names the file."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if key in _KEYS:
+            flat[key] = value
+        elif key != "providers":
+            raise ConfigError(f"{path}: unknown key {key!r}; there are {', '.join(_KEYS)} and [providers.NAME]")
+        elif not isinstance(value, dict) or not all(isinstance(settings, dict) for settings in value.values()):
+            raise ConfigError(f"{path}: 'providers' must hold one table for each provider: [providers.NAME]")
+        else:
+            flat |= {f"providers.{name}.{field}": v for name, fields in value.items() for field, v in fields.items()}
+    return flat
+
+
+def _checked(key: str, setting: _Setting) -> str:
+    value, origin = setting
+    if key in ("lifetime", "idle") and isinstance(value, int | float) and not isinstance(value, bool):
+        value = f"{value}s"
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{origin}: {key} is {value!r}; it must be a text that is not empty")
+    if key == "state_dir":
+        value = os.path.expanduser(value)
+        if not os.path.isabs(value):
+            raise ConfigError(f"{origin}: state_dir {value!r} must be an absolute path")
+    if key in ("lifetime", "idle") and value != "never":
+        try:
+            parse_duration(value, key)
+        except InvalidSpec as error:
+            raise ConfigError(f"{origin}: {error}, or never") from None
+    return value
+
+
+def _default_file() -> Path:
+    folder = Path("/etc/skerry") if _is_root() else _xdg("XDG_CONFIG_HOME", "~/.config")
+    return folder / "config.toml"
+
+
+def _xdg(name: str, fallback: str) -> Path:
+    """A base folder as the XDG specification says: a relative one is as good as none."""
+    named = os.environ.get(name, "")
+    return Path(named if os.path.isabs(named) else fallback).expanduser() / "skerry"
+
+
+def _spelled_for_environment() -> str:
+    return ", ".join(_PREFIX + key.upper() for key in _KEYS) + " and SKERRY_PROVIDERS__NAME__SETTING"
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0

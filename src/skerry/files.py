@@ -1,0 +1,382 @@
+"""Files in a sandbox: any name, any size, in bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from skerry.agent.client import Call
+from skerry.agent.guest import trees
+from skerry.errors import AgentProtocolError, FileError, InvalidSpec, LimitReached, PathInvalid, PathNotFound
+from skerry.processes import Connect
+from skerry.results import FileEvent, FileInfo, FileType
+
+T = TypeVar("T")
+
+_TRANSFER_S = 3600.0
+_CHUNK = 1 << 20
+MAX_ENTRIES = 1_000_000
+
+AnyPath = str | bytes | os.PathLike[str]
+
+
+class _Entry(msgspec.Struct):
+    type: FileType
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    name: str | None = None
+    name64: str | None = None
+    path: str | None = None
+    path64: str | None = None
+    target: str | None = None
+    target64: str | None = None
+
+    def info(self) -> FileInfo:
+        name = _name(self.name, self.name64) or ""
+        if "/" in name or "\0" in name:
+            raise AgentProtocolError(f"the agent told of a file called {name!r}. Destroy this sandbox")
+        return FileInfo(
+            name=name,
+            path=_name(self.path, self.path64) or "",
+            type=self.type,
+            size=self.size,
+            mode=self.mode,
+            uid=self.uid,
+            gid=self.gid,
+            mtime=self.mtime,
+            target=_name(self.target, self.target64),
+        )
+
+
+class _Event(msgspec.Struct):
+    event: str
+    path: str | None = None
+    path64: str | None = None
+    dir: bool = False
+
+
+def _name(text: str | None, encoded: str | None) -> str | None:
+    try:
+        return os.fsdecode(base64.b64decode(encoded)) if encoded is not None else text
+    except ValueError:
+        raise AgentProtocolError("the agent told of a file whose name is no name. Destroy this sandbox") from None
+
+
+def path_params(path: AnyPath, key: str = "path") -> dict[str, Any]:
+    """A path for the wire; one that is not UTF-8 goes as base64 of its bytes."""
+    raw = os.fsencode(path)
+    if not raw or b"\0" in raw:
+        raise InvalidSpec(f"{key}: {path!r} cannot be the path of a file", field=key)
+    try:
+        return {key: raw.decode()}
+    except UnicodeDecodeError:
+        return {f"{key}64": base64.b64encode(raw).decode()}
+
+
+class AsyncFiles:
+    """The files of a sandbox. Relative paths start at its home folder."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+
+    async def _call(self, method: str, **params: Any) -> None:
+        client = await self._connect()
+        await client.call(method, params, type=dict[str, Any])
+
+    # contents
+
+    async def read(self, path: AnyPath, *, offset: int = 0, length: int | None = None) -> bytes:
+        """A file, or a range of it."""
+        buffer = io.BytesIO()
+        await self._read_to(path, offset, length, lambda _fd, data: buffer.write(data))
+        return buffer.getvalue()
+
+    async def read_text(self, path: AnyPath) -> str:
+        """A file as UTF-8."""
+        return (await self.read(path)).decode()
+
+    async def _read_to(
+        self, path: AnyPath, offset: int, length: int | None, on_data: Callable[[int, memoryview], object]
+    ) -> None:
+        client = await self._connect()
+        params = {**path_params(path), "offset": offset, "length": length}
+        call = client.open("read_file", params, on_data=on_data)
+        try:
+            await call.result(dict[str, Any], _TRANSFER_S)
+        finally:
+            call.abandon()
+
+    async def iter_chunks(self, path: AnyPath, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """A file piece by piece, as fast as the pieces are taken."""
+        client = await self._connect()
+        call = client.open("read_file", {**path_params(path), "offset": offset, "length": length})
+        try:
+            async for _, data in call.chunks():
+                yield data
+            await call.result(dict[str, Any], _TRANSFER_S)
+        finally:
+            call.abandon()
+
+    async def write(
+        self,
+        path: AnyPath,
+        data: bytes | bytearray | memoryview | str | io.BufferedIOBase | io.RawIOBase,
+        *,
+        mode: int | None = None,
+        atomic: bool = True,
+        parents: bool = True,
+    ) -> int:
+        """Write a whole file and return its size. Until all of it is there, the old one stays (unless not `atomic`)."""
+        return await self._write(path, data, {"mode": mode, "atomic": atomic, "parents": parents})
+
+    async def append(self, path: AnyPath, data: bytes | str) -> int:
+        """Add to the end of a file and return its size; it is made if missing."""
+        return await self._write(path, data, {"append": True})
+
+    async def write_at(self, path: AnyPath, offset: int, data: bytes | str) -> int:
+        """Write into the middle of a file, in place, and return its size."""
+        return await self._write(path, data, {"offset": offset})
+
+    async def _write(self, path: AnyPath, data: Any, options: dict[str, Any]) -> int:
+        client = await self._connect()
+        call = client.open("write_file", {**path_params(path), **options})
+        try:
+            if isinstance(data, str):
+                data = data.encode()
+            if isinstance(data, bytes | bytearray | memoryview):
+                await call.send(data)
+            else:
+                await _send_all(call, data.read)
+            call.end()
+            return int((await call.result(dict[str, Any], _TRANSFER_S))["size"])
+        finally:
+            call.abandon()
+
+    # folders and trees
+
+    async def stat(self, path: AnyPath, *, follow: bool = True) -> FileInfo:
+        client = await self._connect()
+        return (await client.call("stat", {**path_params(path), "follow": follow}, type=_Entry)).info()
+
+    async def exists(self, path: AnyPath) -> bool:
+        try:
+            await self.stat(path, follow=False)
+        except PathNotFound:
+            return False
+        return True
+
+    async def list(self, path: AnyPath = ".", *, depth: int = 1) -> list[FileInfo]:
+        """What is in a folder, sorted, parents before children."""
+        found = []
+        async for info in self.iter_list(path, depth=depth):
+            found.append(info)
+            if len(found) > MAX_ENTRIES:
+                raise LimitReached(f"more than {MAX_ENTRIES} entries; use iter_list")
+        return found
+
+    async def iter_list(self, path: AnyPath = ".", *, depth: int = 1) -> AsyncIterator[FileInfo]:
+        """As `list`, for folders of any size."""
+        client = await self._connect()
+        call = client.open("list_dir", {**path_params(path), "depth": depth})
+        try:
+            async for entry in _records(call, _Entry):
+                yield entry.info()
+        finally:
+            call.abandon()
+
+    async def make_dir(self, path: AnyPath, *, mode: int = 0o777, parents: bool = True) -> None:
+        await self._call("make_dir", **path_params(path), mode=mode, parents=parents)
+
+    async def move(self, path: AnyPath, to: AnyPath, *, overwrite: bool = True) -> None:
+        await self._call("move", **path_params(path), **path_params(to, "to"), overwrite=overwrite)
+
+    async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        client = await self._connect()
+        params = {**path_params(path), "recursive": recursive, "missing_ok": missing_ok}
+        await client.call("remove", params, type=dict[str, Any], timeout_s=_TRANSFER_S)
+
+    async def chmod(self, path: AnyPath, mode: int) -> None:
+        await self._call("chmod", **path_params(path), mode=mode)
+
+    async def chown(self, path: AnyPath, uid: int, gid: int) -> None:
+        await self._call("chown", **path_params(path), uid=uid, gid=gid)
+
+    async def symlink(self, path: AnyPath, target: str) -> None:
+        """Make `path` a link that points to `target`."""
+        await self._call("symlink", **path_params(path), target=target)
+
+    async def watch(self, path: AnyPath = ".", *, recursive: bool = True) -> AsyncWatch:
+        """Changes below a folder, from now on: `async with await files.watch(...) as events: async for ...`."""
+        client = await self._connect()
+        call = client.open("watch", {**path_params(path), "recursive": recursive})
+        return await AsyncWatch.begin(call)
+
+    # between host and sandbox
+
+    async def upload(self, local: str | os.PathLike[str], remote: AnyPath) -> None:
+        """Copy a file or a folder of the host into the sandbox."""
+        local = Path(local)
+        if local.is_dir():
+            await self._upload_tree(local, remote)
+            return
+        with local.open("rb") as file:
+            await self.write(remote, file, mode=os.fstat(file.fileno()).st_mode & 0o777)
+
+    async def _upload_tree(self, local: Path, remote: AnyPath) -> None:
+        client = await self._connect()
+        call = client.open("tree_upload", path_params(remote))
+        loop = asyncio.get_running_loop()
+
+        def write(data: bytes) -> None:
+            asyncio.run_coroutine_threadsafe(call.send(data), loop).result()
+            if call.done:
+                raise BrokenPipeError
+
+        try:
+            try:
+                await asyncio.to_thread(trees.pack, os.fsencode(local), write)
+            except BrokenPipeError:
+                pass  # the answer says why
+            call.end()
+            await call.result(dict[str, Any], _TRANSFER_S)
+        finally:
+            call.abandon()
+
+    async def download(
+        self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int | None = None
+    ) -> None:
+        """Copy a file or a folder of the sandbox to the host. A file appears whole or not at all; a folder's
+        content cannot leave `local`, whatever the sandbox put into it."""
+        local = Path(local)
+        info = await self.stat(remote)
+        if info.is_dir:
+            await self._download_tree(remote, local, max_bytes)
+        else:
+            await self._download_file(remote, local, info, max_bytes)
+
+    async def _download_file(self, remote: AnyPath, local: Path, info: FileInfo, max_bytes: int | None) -> None:
+        if local.is_dir():
+            local = local / info.name
+        fd, temporary = tempfile.mkstemp(prefix=".skerry-", dir=local.parent)
+        left = [max_bytes]
+
+        def on_data(_fd: int, data: memoryview) -> None:
+            if left[0] is not None:
+                left[0] -= len(data)
+                if left[0] < 0:
+                    raise LimitReached(f"{os.fsdecode(remote)} is larger than {max_bytes} bytes")
+            while data:
+                data = data[os.write(fd, data) :]
+
+        try:
+            await self._read_to(remote, 0, None, on_data)
+            os.fchmod(fd, info.mode & 0o777)
+            os.replace(temporary, local)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+
+    async def _download_tree(self, remote: AnyPath, local: Path, max_bytes: int | None) -> None:
+        client = await self._connect()
+        call = client.open("tree_download", path_params(remote))
+        chunks = call.chunks()
+        loop = asyncio.get_running_loop()
+        kept = bytearray()
+
+        async def next_chunk() -> bytes:
+            async for _, data in chunks:
+                return data
+            return b""
+
+        def read(size: int) -> bytes:
+            while len(kept) < size:
+                data = asyncio.run_coroutine_threadsafe(next_chunk(), loop).result()
+                if not data:
+                    break
+                kept.extend(data)
+            piece = bytes(kept[:size])
+            del kept[:size]
+            return piece
+
+        try:
+            await asyncio.to_thread(
+                trees.unpack, read, os.fsencode(local), max_bytes=max_bytes, max_entries=MAX_ENTRIES
+            )
+            await call.result(dict[str, Any], _TRANSFER_S)
+        except trees.UnsafeTar as error:
+            raise PathInvalid(f"the sandbox's folder {os.fsdecode(remote)!r} was not copied whole: {error}") from None
+        except OSError as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(f"{local}: {error.strerror or error}") from error
+        finally:
+            call.abandon()
+
+
+class AsyncWatch:
+    """Changes as they happen. Leaving the `with` ends it."""
+
+    def __init__(self, call: Call, records: AsyncIterator[_Event]) -> None:
+        self._call = call
+        self._records = records
+
+    @classmethod
+    async def begin(cls, call: Call) -> Self:
+        """Wait until the kernel watches, so that nothing that happens after is missed."""
+        records = _records(call, _Event)
+        try:
+            async with asyncio.timeout(30):
+                await anext(records)
+        except BaseException:
+            call.abandon()
+            raise
+        return cls(call, records)
+
+    async def __aiter__(self) -> AsyncIterator[FileEvent]:
+        async for event in self._records:
+            yield FileEvent(event=event.event, path=_name(event.path, event.path64) or "", dir=event.dir)
+
+    async def close(self) -> None:
+        self._call.abandon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+async def _send_all(call: Call, read: Callable[[int], bytes | None]) -> None:
+    while not call.done:
+        data = await asyncio.to_thread(read, _CHUNK)
+        if not data:
+            return
+        await call.send(data)
+
+
+async def _records(call: Call, type: type[T]) -> AsyncIterator[T]:
+    """The JSON lines of a call's stream, each checked."""
+    decode = msgspec.json.Decoder(type).decode
+    rest = b""
+    async for _, data in call.chunks():
+        *lines, rest = (rest + data).split(b"\n")
+        try:
+            for line in lines:
+                yield decode(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise AgentProtocolError(f"the agent sent a record of the wrong form: {error}") from None
+        if len(rest) > _CHUNK:
+            raise AgentProtocolError("the agent sent a record without end. Destroy this sandbox")

@@ -1,0 +1,91 @@
+"""States and the one table of their transitions; create-or-nothing; refusal of what cannot be honoured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from skerry.errors import Unsupported, WrongState
+from skerry.providers.base import Enforcement, Provider
+from skerry.spec import SandboxId, Spec
+
+T = TypeVar("T")
+
+
+class State(StrEnum):
+    CREATING = "creating"
+    READY = "ready"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+    ERROR = "error"
+    """The box failed; what is left of it can only be destroyed."""
+    LOST = "lost"
+    """The box is gone or out of sight; it may be adopted again."""
+    DESTROYED = "destroyed"
+
+
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.CREATING: frozenset({State.READY, State.ERROR, State.LOST, State.DESTROYED}),
+    State.READY: frozenset({State.PAUSED, State.STOPPED, State.ERROR, State.LOST, State.DESTROYED}),
+    State.PAUSED: frozenset({State.READY, State.STOPPED, State.ERROR, State.LOST, State.DESTROYED}),
+    State.STOPPED: frozenset({State.READY, State.ERROR, State.LOST, State.DESTROYED}),
+    State.ERROR: frozenset({State.LOST, State.DESTROYED}),
+    State.LOST: frozenset({State.READY, State.PAUSED, State.STOPPED, State.ERROR, State.DESTROYED}),
+    State.DESTROYED: frozenset(),
+}
+
+
+def move(current: State, to: State) -> State:
+    """`to`, if the table allows it. Staying where one is, is always allowed."""
+    if to is not current and to not in TRANSITIONS[current]:
+        raise WrongState(f"a sandbox that is {current} cannot become {to}")
+    return to
+
+
+def refuse_unenforced(provider: Provider, spec: Spec, enforced: Mapping[str, Enforcement]) -> None:
+    """Raise for the first limit that was asked for and that this host cannot hold."""
+    for field in spec.asked():
+        enforcement = enforced.get(field)
+        if enforcement is not None and not enforcement.by:
+            raise Unsupported(field, provider.name, enforcement.why_not)
+
+
+async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> Mapping[str, Enforcement]:
+    """Create the box, or leave nothing of it behind, whatever happens: refusal, failure, cancellation.
+
+    A cancelled create is first awaited to its end, since many engines go on creating, and then destroyed.
+    """
+    enforced = await provider.enforcement(spec)
+    refuse_unenforced(provider, spec, enforced)
+    creating = asyncio.ensure_future(provider.create(id, spec))
+    try:
+        await asyncio.shield(creating)
+    except BaseException:
+        await run_to_end(_undo(provider, id, creating))
+        raise
+    return enforced
+
+
+async def _undo(provider: Provider, id: SandboxId, creating: asyncio.Future[None]) -> None:
+    await asyncio.wait([creating])
+    if not creating.cancelled():
+        creating.exception()  # retrieved, so that asyncio does not report it a second time
+    await provider.destroy(id)
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end even if we are cancelled meanwhile; the cancellation is raised after it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()
+        raise cancelled
+    return task.result()

@@ -1,0 +1,129 @@
+"""What a mock provider works on: the boxes, programs and time of one imaginary host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from skerry.errors import AgentUnreachable, NotFound, WrongState
+from skerry.providers.base import BoxState
+from skerry.providers.mock import file_programs, programs, text_programs
+from skerry.providers.mock.agent import HOME, Agent, uid_of
+from skerry.providers.mock.clock import Clock
+from skerry.providers.mock.filesystem import FileSystem
+from skerry.providers.mock.handles import DEVICES
+from skerry.providers.mock.kernel import PROGRAM_MARK, Machine, Program
+from skerry.providers.mock.stream import MemoryStream
+from skerry.spec import SandboxId, Spec
+
+
+class Box:
+    """One box: its files outlive its machine, as a disk outlives a boot."""
+
+    def __init__(self, host: Host, id: SandboxId, spec: Spec, files: FileSystem | None = None) -> None:
+        self.host = host
+        self.id = id
+        self.spec = spec
+        self.files = files or new_files(host, spec)
+        self.created_at = host.clock.now
+        self.state = BoxState.DEAD
+        self.machine: Machine | None = None
+        self.agent: Agent | None = None
+        self.hangs = False
+        self.garbage = False
+        self.boot_s = 0.0
+
+    def boot(self) -> None:
+        host, spec = self.host, self.spec
+        machine = Machine(host.clock, self.files, host.programs, max_pids=spec.pids, memory=spec.memory)
+        self.machine = machine
+        self.agent = Agent(machine, spec, self.halt)
+        self.state = BoxState.RUNNING
+
+    def halt(self, state: BoxState = BoxState.DEAD) -> None:
+        """Switch off: every process dies, every stream ends, the files stay."""
+        machine, agent = self.machine, self.agent
+        self.machine = self.agent = None
+        self.state = state
+        if machine is not None:
+            machine.halt()
+        if agent is not None:
+            for channel in list(agent.channels):
+                channel.close()
+
+    async def stop(self, state: BoxState = BoxState.STOPPED) -> None:
+        machine = self.machine
+        tasks = machine.tasks() if machine is not None else []
+        self.halt(state)
+        if tasks:
+            await asyncio.wait(tasks, timeout=5)
+
+    def dial(self) -> MemoryStream:
+        if self.agent is None:
+            raise AgentUnreachable(f"box {self.id} is {self.state}: nothing runs in it")
+        near, far = MemoryStream.pair(self.host.clock.traffic)
+        self.agent.serve(far, garbage=self.garbage, hangs=self.hangs)
+        return near
+
+    def pause(self) -> None:
+        machine, agent = self._running()
+        machine.pause()
+        self.state = BoxState.PAUSED
+        for channel in agent.channels:
+            channel.freeze()
+
+    def resume(self) -> None:
+        machine, agent = self._running()
+        machine.resume()
+        self.state = BoxState.RUNNING
+        for channel in list(agent.channels):
+            channel.thaw()
+
+    def _running(self) -> tuple[Machine, Agent]:
+        if self.machine is None or self.agent is None:
+            raise WrongState(f"box {self.id} is {self.state}")
+        return self.machine, self.agent
+
+
+class Host:
+    """An imaginary host. Give one `Host` to two `Mock` objects, and each finds the boxes of the other:
+    so a test restarts a manager while its boxes live on.
+    """
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.boxes: dict[SandboxId, Box] = {}
+        self.programs: dict[str, Program] = {**programs.program, **file_programs.program, **text_programs.program}
+        self.snapshots: dict[tuple[SandboxId, str], tuple[Spec, FileSystem]] = {}
+        self.next_creates: list[Callable[[Box], None]] = []
+        """Faults, one for each create to come."""
+
+    def box(self, id: SandboxId) -> Box:
+        if id not in self.boxes:
+            raise NotFound(f"the mock host has no box {id}")
+        return self.boxes[id]
+
+
+def new_files(host: Host, spec: Spec) -> FileSystem:
+    """The files of a fresh box. What the system itself takes does not count against `disk`."""
+    files = FileSystem(lambda: host.clock.now)
+    uid = uid_of(spec.user)
+    for path in ("/usr/bin", "/etc", "/home", "/dev"):
+        files.make_dir(path.encode(), parents=True)
+    files.make_dir(HOME.encode())
+    files.chown(HOME.encode(), uid, uid)
+    files.make_dir(b"/tmp", mode=0o1777)
+    files.symlink(b"/bin", b"usr/bin")
+    for device in [*DEVICES, b"stdin", b"stdout", b"stderr", b"tty"]:
+        files.device(b"/dev/" + device, device)
+    files.replace(b"/etc/passwd", f"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::{HOME}:/bin/sh\n".encode())
+    files.replace(b"/etc/hostname", b"skerry\n")
+    for name in host.programs:
+        files.replace(b"/usr/bin/" + os.fsencode(name), PROGRAM_MARK + name.encode(), mode=0o755)
+    if spec.cwd is not None and not files.exists(os.fsencode(spec.cwd)):
+        files.make_dir(os.fsencode(spec.cwd), parents=True)
+        files.chown(os.fsencode(spec.cwd), uid, uid)
+    files.used = 0
+    files.capacity = spec.disk or files.capacity
+    return files

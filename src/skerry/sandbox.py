@@ -1,0 +1,243 @@
+"""What a user holds: a sandbox, and all that can be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, Unpack
+
+from skerry import config, lifecycle, providers
+from skerry.agent.client import AgentClient
+from skerry.errors import InvalidSpec, WrongState
+from skerry.files import AsyncFiles
+from skerry.lifecycle import State
+from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output, command_params, run_buffered
+from skerry.providers.base import Enforcement, Provider
+from skerry.results import ExecResult, Metrics
+from skerry.spec import SandboxId, Spec, SpecOptions, new_id, parse_id
+from skerry.tunnels import AsyncForward, AsyncTunnel
+from skerry.units import parse_duration
+
+_GREETING_S = 10.0
+
+
+class AsyncSandbox:
+    """An isolated machine. `async with AsyncSandbox(memory="512M") as sandbox:` makes one and destroys it at the end.
+
+    `create` and `open` are for those who decide themselves when it ends.
+    """
+
+    def __init__(self, *, provider_object: Provider | None = None, **options: Unpack[SpecOptions]) -> None:
+        if provider_object is not None:
+            options["provider"] = provider_object.name
+        settings = config.load()
+        options.setdefault("provider", settings.provider)
+        options.setdefault("project", settings.project)
+        self._bind(new_id(), Spec.of(**options), provider_object)
+
+    def _bind(self, id: SandboxId, spec: Spec, provider: Provider | None) -> None:
+        self.id = id
+        self.spec = spec
+        self.enforced: Mapping[str, Enforcement] = {}
+        """How each limit is held on this host, or why it is not."""
+        self._provider = provider
+        self._state: State | None = None
+        self._client: AgentClient | None = None
+        self._dialling: asyncio.Lock | None = None
+        self.files = AsyncFiles(self._connect)
+        self.processes = AsyncProcesses(self._connect)
+
+    @classmethod
+    async def create(cls, spec: Spec | None = None, provider: Provider | None = None) -> Self:
+        """Make a sandbox that lives until it is destroyed or its time is over."""
+        self = cls.__new__(cls)
+        settings = config.load()
+        self._bind(new_id(), spec or Spec(provider=settings.provider, project=settings.project), provider)
+        await self._create()
+        return self
+
+    @classmethod
+    async def open(cls, id: str, provider: Provider | str | None = None) -> Self:
+        """Reach a sandbox again that was made elsewhere or before."""
+        self = cls.__new__(cls)
+        name = provider if isinstance(provider, str) else config.load().provider
+        spec = Spec(provider=provider.name if isinstance(provider, Provider) else name)
+        self._bind(parse_id(id), spec, provider if isinstance(provider, Provider) else None)
+        self._state = State.READY
+        await self.ping()
+        return self
+
+    @property
+    def state(self) -> State:
+        return self._state or State.CREATING
+
+    def _provider_object(self) -> Provider:
+        if self._provider is None:
+            name = self.spec.provider
+            self._provider = providers.load(name, config.load().providers.get(name))
+        return self._provider
+
+    async def _create(self) -> None:
+        self._state = State.CREATING
+        try:
+            self.enforced = await lifecycle.create_or_nothing(self._provider_object(), self.id, self.spec)
+        except BaseException:
+            self._state = State.DESTROYED
+            raise
+        self._state = lifecycle.move(self._state, State.READY)
+
+    async def __aenter__(self) -> Self:
+        if self._state is not None:
+            raise WrongState("this sandbox was already started; make another")
+        await self._create()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await lifecycle.run_to_end(self.destroy())
+
+    async def destroy(self, *, volumes: bool = False) -> None:
+        """End it and remove all of it. Quiet if that has happened already."""
+        await self.close()
+        if self._state is not State.DESTROYED:
+            await self._provider_object().destroy(self.id, volumes=volumes)
+            self._state = State.DESTROYED
+
+    async def close(self) -> None:
+        """Let go of the stream. The sandbox lives on, and any call opens it again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    async def _connect(self) -> AgentClient:
+        """The open stream, or a new one: streams break, agents stay."""
+        if self._client is not None and self._client.is_open:
+            return self._client
+        if self._state is not State.READY:
+            how = "enter it with `with`, or use create()" if self._state is None else f"it is {self._state}"
+            raise WrongState(f"sandbox {self.id} cannot be used: {how}")
+        if self._dialling is None:
+            self._dialling = asyncio.Lock()
+        async with self._dialling:
+            if self._client is None or not self._client.is_open:
+                stream = await self._provider_object().dial(self.id)
+                self._client = await AgentClient.greet(stream, timeout_s=_GREETING_S)
+            return self._client
+
+    # commands
+
+    async def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        limit: int = DEFAULT_LIMIT,
+        on_stdout: Output | None = None,
+        on_stderr: Output | None = None,
+    ) -> ExecResult:
+        """Run a command to its end: a list is argv, a string is for the shell.
+
+        A command that fails, is missing (127) or takes longer than `timeout_s` is a result, with the output so far. At
+        most `limit` bytes of each output are kept. The callbacks get output as it comes.
+        """
+        params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        return await run_buffered(
+            await self._connect(), "exec", params,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            limit=limit, on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+
+    async def run_code(
+        self,
+        language: str | None,
+        code: str | bytes,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | str | None = None,
+        timeout_s: float | None = None,
+        limit: int = DEFAULT_LIMIT,
+        on_stdout: Output | None = None,
+        on_stderr: Output | None = None,
+    ) -> ExecResult:
+        """Run code in a language (None: the spec's). Raises InterpreterNotFound if the box has none for it."""
+        language = language or self.spec.language
+        if language is None:
+            raise InvalidSpec("language: none was given, and the spec has none", field="language")
+        params = command_params(None, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        return await run_buffered(
+            await self._connect(), "exec_code", {**params, "language": language},
+            attachment=code.encode() if isinstance(code, str) else code,
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            limit=limit, on_stdout=on_stdout, on_stderr=on_stderr,
+        )  # fmt: skip
+
+    async def start(
+        self,
+        command: Sequence[str] | str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout_s: float | None = None,
+        background: bool = False,
+        tag: str | None = None,
+    ) -> AsyncProcess:
+        """Start a command and talk with it. With `background` it lives on when nobody listens."""
+        params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        params |= {"stdin": stdin, "background": background, "tag": tag}
+        return await AsyncProcess.start(self._connect, "exec", params)
+
+    async def pty(
+        self,
+        command: Sequence[str] | str | None = None,
+        *,
+        rows: int = 24,
+        cols: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        background: bool = False,
+        tag: str | None = None,
+    ) -> AsyncProcess:
+        """A command on a terminal; without one, the box's shell."""
+        params = command_params(command or _SHELL, cwd=cwd, env=env, user=user)
+        params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
+        return await AsyncProcess.start(self._connect, "exec", params)
+
+    # the box
+
+    async def ping(self) -> None:
+        """Raises unless the agent answers."""
+        await (await self._connect()).call("ping", type=dict[str, Any], timeout_s=_GREETING_S)
+
+    async def metrics(self) -> Metrics:
+        return await (await self._connect()).call("metrics", type=Metrics)
+
+    async def set_lifetime(self, lifetime: float | str | None = None, idle: float | str | None = None) -> None:
+        """Change when it ends by itself, counted from now; None is never."""
+        params = {
+            "lifetime_s": None if lifetime is None else parse_duration(lifetime, "lifetime"),
+            "idle_s": None if idle is None else parse_duration(idle, "idle"),
+        }
+        await (await self._connect()).call("set_lifetime", params, type=dict[str, Any])
+
+    async def connect(self, port: int) -> AsyncTunnel:
+        """One connection to a port in the sandbox."""
+        return await AsyncTunnel.open(self._connect, port)
+
+    def forward(self, port: int, local_port: int = 0) -> AsyncForward:
+        """A port of this host's loopback that leads to one in the sandbox, while the `async with` lasts."""
+        return AsyncForward(self._connect, port, local_port)
+
+    async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Any call of PROTOCOL.md."""
+        return await (await self._connect()).call(method, params, type=dict[str, Any])
+
+
+_SHELL = 'if [ -x "$SHELL" ]; then exec "$SHELL"; fi; if command -v bash >/dev/null; then exec bash; fi; exec sh'

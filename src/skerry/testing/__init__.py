@@ -1,0 +1,1 @@
+"""What a provider must pass (`conformance`), and what users need to test their own programs (`plugin`)."""

@@ -1,0 +1,80 @@
+"""Limits are held, seen from inside; what cannot be held or done is refused before anything exists."""
+
+from __future__ import annotations
+
+import pytest
+
+from skerry.errors import DiskFull, Unsupported
+from skerry.providers.base import VERBS, Provider
+from skerry.sandbox import AsyncSandbox
+from skerry.spec import Spec
+from skerry.testing.conformance.base import Suite
+
+_MIB = 1 << 20
+
+
+class LimitTests(Suite):
+    simulated = False
+    """True for a provider whose boxes have no real memory and processors to limit."""
+
+    async def _sandbox(self, provider: Provider, **fields: object) -> AsyncSandbox:
+        """A sandbox with a limit, or a test that ends here because the host cannot hold it and says so."""
+        spec = self.spec(provider, **fields)
+        enforced = await provider.enforcement(spec)
+        for field in fields:
+            if not enforced[field].by:
+                with pytest.raises(Unsupported, match=field):
+                    await AsyncSandbox.create(spec, provider)
+                pytest.skip(f"{field} cannot be held here, and was refused: {enforced[field].why_not}")
+        return await AsyncSandbox.create(spec, provider)
+
+    async def test_memory_is_held(self, provider: Provider) -> None:
+        sandbox = await self._sandbox(provider, memory=64 * _MIB)
+        try:
+            if not self.simulated:
+                # tail keeps all of a line that does not end in memory
+                result = await sandbox.exec("head -c 200000000 /dev/zero | tail -n 1 | wc -c", timeout_s=20)
+                assert result.text.strip() != "200000000"
+            await sandbox.ping()
+        finally:
+            await sandbox.destroy()
+
+    async def test_processes_are_held(self, provider: Provider) -> None:
+        sandbox = await self._sandbox(provider, pids=20)
+        try:
+            result = await sandbox.exec("for i in $(seq 40); do sleep 1000 & done; echo all", timeout_s=10)
+            assert not result.ok or b"all" not in result.stdout or result.stderr
+            await sandbox.ping()
+        finally:
+            await sandbox.destroy()
+
+    async def test_the_disk_is_held(self, provider: Provider) -> None:
+        sandbox = await self._sandbox(provider, disk=16 * _MIB)
+        try:
+            with pytest.raises(DiskFull):
+                await sandbox.files.write("too-big", bytes(32 * _MIB))
+            assert not await sandbox.files.exists("too-big")
+            await sandbox.files.write("small", b"still room")
+        finally:
+            await sandbox.destroy()
+
+    async def test_every_limit_says_how_it_is_held_or_why_not(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        assert {"memory", "pids", "cpus", "disk"} <= set(sandbox.enforced)
+        for field, enforcement in sandbox.enforced.items():
+            assert bool(enforcement.by) != bool(enforcement.why_not), field
+
+    async def test_what_is_refused_leaves_nothing(self, provider: Provider) -> None:
+        before = await self.on_host()
+        for spec in self.refused(provider):
+            with pytest.raises(Unsupported):
+                await AsyncSandbox.create(spec, provider)
+        assert await self.on_host() == before
+
+    def refused(self, provider: Provider) -> list[Spec]:
+        """Specs with a field that this provider never honours."""
+        return []
+
+    async def test_verbs_that_are_not_declared_are_not_there(self, provider: Provider) -> None:
+        for capability, verbs in VERBS.items():
+            for verb in verbs:
+                assert hasattr(provider, verb) == (capability in provider.capabilities)

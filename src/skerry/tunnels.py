@@ -1,0 +1,106 @@
+"""Ports of a sandbox, reached through its agent: no network is needed for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from skerry.agent.client import Call
+from skerry.processes import Connect
+
+_CHUNK = 1 << 16
+
+
+class AsyncTunnel:
+    """One connection to a port in the sandbox."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._chunks = call.chunks()
+
+    @classmethod
+    async def open(cls, connect: Connect, port: int, host: str = "127.0.0.1") -> Self:
+        client = await connect()
+        return cls(client.open("connect", {"port": port, "host": host}))
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end. Raises NotFound if nothing listens on the port."""
+        async for _, data in self._chunks:
+            return data
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        await self._call.send(data)
+
+    async def close_write(self) -> None:
+        """Say that no more will be written; the other side may still answer."""
+        self._call.end()
+
+    async def close(self) -> None:
+        self._call.abandon()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncForward:
+    """A port on this host's loopback that leads to a port in the sandbox."""
+
+    def __init__(self, connect: Connect, port: int, local_port: int = 0) -> None:
+        self._connect = connect
+        self._port = port
+        self._local_port = local_port
+        self._server: asyncio.Server | None = None
+        self._links: set[asyncio.Task[Any]] = set()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where to connect to."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._local_port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for link in self._links:
+            link.cancel()
+        await asyncio.gather(*self._links, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._links.add(task)
+        try:
+            async with await AsyncTunnel.open(self._connect, self._port) as tunnel, asyncio.TaskGroup() as group:
+                group.create_task(_up(reader, tunnel))
+                group.create_task(_down(tunnel, writer))
+        except* (OSError, Exception):
+            pass  # the client sees its connection close, as with any server that is not there
+        finally:
+            writer.close()
+            self._links.discard(task)
+
+
+async def _up(reader: asyncio.StreamReader, tunnel: AsyncTunnel) -> None:
+    while data := await reader.read(_CHUNK):
+        await tunnel.write(data)
+    await tunnel.close_write()
+
+
+async def _down(tunnel: AsyncTunnel, writer: asyncio.StreamWriter) -> None:
+    while data := await tunnel.read():
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from skerry import cli, providers
+from skerry.errors import ProviderUnavailable
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+PROGRAM = (sys.executable, "-c", "from skerry.cli import main; main()")
+
+
+@pytest.fixture(autouse=True)
+def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No setting of this machine reaches a test; what a test makes is below its own folder."""
+    for name in [name for name in os.environ if name.startswith("SKERRY_") and name != "SKERRY_REQUIRE"]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    file = tmp_path / "config.toml"
+    file.touch()
+    monkeypatch.setenv("SKERRY_CONFIG", str(file))
+    return file
+
+
+@pytest.fixture
+def skerry() -> Run:
+    """The real program in a process of its own."""
+
+    def run(
+        *args: str, input: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = 30
+    ) -> subprocess.CompletedProcess[bytes]:
+        stdin = {"input": input} if input is not None else {"stdin": subprocess.DEVNULL}
+        return subprocess.run(
+            [*PROGRAM, *args], capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, **stdin
+        )
+
+    return run
+
+
+@pytest.fixture
+def call(capfdbinary: pytest.CaptureFixture[bytes]) -> Callable[..., tuple[int, str, str]]:
+    """The program in this process: exit code, stdout, stderr."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = cli.invoke(args)
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What boxes share, made once for all tests; skips them where the default provider does not work."""
+    folder = tmp_path_factory.mktemp("cache")
+    try:
+        asyncio.run(providers.load("local", {"cache_dir": str(folder)}).check())
+    except ProviderUnavailable as error:
+        if "local" in os.environ.get("SKERRY_REQUIRE", "").split(","):
+            raise
+        pytest.skip(str(error))
+    return folder
+
+
+@pytest.fixture
+def boxes(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Path]:
+    """The folder of the default provider's boxes, for this test alone, which has to leave none there."""
+    monkeypatch.setenv("SKERRY_PROVIDERS__LOCAL__CACHE_DIR", str(cache))
+    folder = Path(tempfile.mkdtemp(prefix="skerry-", dir="/tmp"))  # short, as it holds sockets
+    folder.chmod(0o755)
+    monkeypatch.setenv("SKERRY_PROVIDERS__LOCAL__STATE_DIR", str(folder))
+    yield folder
+    left = ids(folder)
+    for id in left:
+        subprocess.run([sys.executable, "-c", DESTROY, str(folder), id], check=True, timeout=30)
+    shutil.rmtree(folder)
+    assert left == []
+
+
+def ids(folder: Path) -> list[str]:
+    return [entry.name for entry in folder.iterdir() if entry.name.count("-") == 4]
+
+
+DESTROY = """
+import asyncio, sys
+from skerry import providers
+asyncio.run(providers.load("local", {"state_dir": sys.argv[1]}).destroy(sys.argv[2]))
+"""

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import DESTROY, PROGRAM, ids
+
+pytestmark = pytest.mark.usefixtures("boxes")
+
+
+class Screen:
+    """A terminal with the program in its foreground; we are the user in front of it."""
+
+    def __init__(self, *args: str) -> None:
+        self.keyboard, self._line = pty.openpty()
+        self.resize(30, 100)
+        self.mode_before = self.mode()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *args],
+            stdin=self._line,
+            stdout=self._line,
+            stderr=self._line,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self.seen = b""
+
+    def type(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def wait_for(self, text: str, timeout_s: float = 20) -> None:
+        """Read until the text is there, and take all up to it away."""
+        deadline = time.monotonic() + timeout_s
+        while text.encode() not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{text!r} did not come; there is {self.seen!r}"
+            self._look(left)
+        self.seen = self.seen.partition(text.encode())[2]
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def mode(self) -> list[Any]:
+        return termios.tcgetattr(self._line)
+
+    def is_raw(self) -> bool:
+        return not self.mode()[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
+
+    def wait(self) -> int:
+        """The exit code; what the program still says is read meanwhile, or it could not end."""
+        deadline = time.monotonic() + 20
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end; there is {self.seen!r}"
+            self._look(0.02)
+        while self._look(0):
+            pass
+        return self.process.returncode
+
+    def _look(self, timeout_s: float) -> bool:
+        if not select.select([self.keyboard], [], [], timeout_s)[0]:
+            return False
+        data = os.read(self.keyboard, 65536)
+        self.seen += data
+        return bool(data)
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.wait()
+        finally:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.keyboard)
+        os.close(self._line)
+
+
+@pytest.fixture
+def open_screen() -> Iterator[Callable[..., Screen]]:
+    opened: list[Screen] = []
+
+    def open(*args: str) -> Screen:
+        opened.append(Screen(*args))
+        return opened[-1]
+
+    yield open
+    for screen in opened:
+        screen.close()
+
+
+@pytest.fixture
+def shell(open_screen: Callable[..., Screen]) -> Screen:
+    screen = open_screen("run", "-it", "-e", "PS1=> ", "--", "bash", "--norc")
+    screen.wait_for("> ")
+    return screen
+
+
+def test_the_window_has_its_size_from_the_start(shell: Screen) -> None:
+    shell.type("stty size\r")
+    shell.wait_for("30 100\r\n")
+
+
+def test_a_resize_reaches_the_box(shell: Screen) -> None:
+    shell.type("until [ \"$(stty size)\" = '41 123' ]; do :; done; echo re''sized\r")
+    shell.resize(41, 123)
+    shell.wait_for("resized\r\n")
+
+
+def test_ctrl_c_is_for_what_runs_in_the_shell(shell: Screen) -> None:
+    shell.type("sh -c \"echo go''es; exec sleep 60\"\r")
+    shell.wait_for("goes\r\n")
+    shell.type("\x03")
+    shell.wait_for("> ")
+    shell.type("echo code-$?\r")
+    shell.wait_for("code-130")
+    assert shell.process.poll() is None
+
+
+def test_ctrl_z_and_job_control_work_inside(shell: Screen) -> None:
+    shell.type("echo go''es; cat\r")
+    shell.wait_for("goes\r\n")
+    shell.type("ping\r")
+    shell.wait_for("ping\r\nping\r\n")
+    shell.type("\x1a")
+    shell.wait_for("Stopped")
+    shell.wait_for("> ")
+    shell.type("fg\r")
+    shell.wait_for("cat\r\n")
+    shell.type("pong\r")
+    shell.wait_for("pong\r\npong\r\n")
+    shell.type("\x04")
+    shell.wait_for("> ")
+    shell.type("exit 7\r")
+    assert shell.wait() == 7
+
+
+def test_ctrl_d_ends_the_shell_and_the_terminal_is_as_before(shell: Screen) -> None:
+    assert shell.is_raw()
+    shell.type("\x04")
+    assert shell.wait() == 0
+    assert shell.mode() == shell.mode_before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_as_before_after_a_signal(shell: Screen, number: int, boxes: Path) -> None:
+    assert shell.is_raw()
+    shell.process.send_signal(number)
+    assert shell.wait() == 128 + number
+    assert shell.mode() == shell.mode_before
+    assert ids(boxes) == []
+
+
+def test_the_terminal_is_as_before_when_the_box_is_lost(shell: Screen, boxes: Path) -> None:
+    (id,) = ids(boxes)
+    subprocess.run([PROGRAM[0], "-c", DESTROY, str(boxes), id], check=True)
+    assert shell.wait() == 125
+    assert shell.mode() == shell.mode_before
+    assert b"skerry:" in shell.seen
+
+
+def test_the_terminal_is_as_before_after_a_command_that_does_not_exist(open_screen: Callable[..., Screen]) -> None:
+    screen = open_screen("run", "-it", "no-such-program")
+    assert screen.wait() == 127
+    assert screen.mode() == screen.mode_before
+
+
+def test_the_closing_of_the_window_ends_all(shell: Screen, boxes: Path) -> None:
+    os.close(shell.keyboard)
+    shell.process.wait(20)
+    shell.keyboard = os.open(os.devnull, os.O_RDWR)
+    assert ids(boxes) == []
+
+
+def test_the_kind_of_terminal_is_told(open_screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    screen = open_screen("run", "-t", "sh", "-c", 'echo "$TERM $COLORTERM"; tty')
+    screen.wait_for("xterm-256color truecolor\r\n")
+    screen.wait_for("/dev/pts/")
+    assert screen.wait() == 0
+
+
+def test_without_a_command_it_is_the_shell_of_the_box(open_screen: Callable[..., Screen]) -> None:
+    screen = open_screen("run", "-it")
+    screen.type("echo $((40+2)); exit 3\r")
+    screen.wait_for("42")
+    assert screen.wait() == 3
+
+
+def test_ctrl_c_interrupts_a_command_that_has_no_terminal(open_screen: Callable[..., Screen]) -> None:
+    screen = open_screen("run", "sh", "-c", "echo up; sleep 60")
+    screen.wait_for("up")
+    assert not screen.is_raw()
+    screen.type("\x03")
+    assert screen.wait() == 130
+
+
+def test_output_floods_and_a_slow_terminal_do_not_lock_up(shell: Screen) -> None:
+    shell.type("yes | head -n 200000; echo fl''ood over\r")
+    shell.wait_for("flood over\r\n", timeout_s=40)
+
+
+def test_colours_are_for_terminals_that_want_them(
+    open_screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = open_screen("run", "--memory", "1", "true")
+    assert screen.wait() == 125
+    screen.wait_for("\x1b[")
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = open_screen("run", "--memory", "1", "true")
+    assert plain.wait() == 125
+    plain.wait_for("skerry: memory")
+    assert b"\x1b" not in plain.seen
+
+
+def test_a_terminal_ends_on_time_too(open_screen: Callable[..., Screen], boxes: Path) -> None:
+    screen = open_screen("run", "-it", "--timeout", "1s", "sleep", "60")
+    assert screen.wait() == 124
+    assert screen.mode() == screen.mode_before
+    assert ids(boxes) == []
+
+
+def test_a_slow_start_is_shown_and_gone_without_a_trace(
+    open_screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    slow = (
+        "import asyncio, sys; from skerry.cli.output import spinner\n"
+        "async def main():\n"
+        "    async with spinner('starting'): await asyncio.sleep(1.3)\n"
+        "    async with spinner('nothing to see'): await asyncio.sleep(0.1)\n"
+        "asyncio.run(main()); print('done')"
+    )
+    monkeypatch.setattr(f"{__package__}.test_terminal.PROGRAM", (PROGRAM[0], "-c", slow))
+    screen = open_screen()
+    screen.wait_for("starting")
+    screen.wait_for("\x1b[?25h")  # the cursor is back
+    screen.wait_for("\x1b[2Kdone")
+    assert screen.wait() == 0
+    assert b"nothing" not in screen.seen

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
+from skerry.lifecycle import create_or_nothing
+from skerry.providers.base import BoxState
+from skerry.providers.local import Local, LocalConfig, boxes, creation, launch, processes, uids
+from skerry.sandbox import AsyncSandbox
+from skerry.spec import Mount, Spec, new_id
+
+IS_ROOT = os.geteuid() == 0
+
+
+async def run_in(local: Local, command: list[str] | str, spec: Spec | None = None) -> str:
+    sandbox = await AsyncSandbox.create(spec or Spec(), local)
+    try:
+        return (await sandbox.exec(command)).stdout.decode()
+    finally:
+        await sandbox.destroy()
+
+
+def seen_on_host(id: str) -> list[str]:
+    """Processes that bear the id, without asking the provider."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if id.encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+async def test_nothing_of_the_managers_environment_or_options_is_seen_inside(
+    local: Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MY_DB_PASSWORD", "hunter2")
+    spec = Spec(env={"OF_THE_SPEC": "swordfish"})
+    said = await run_in(local, "cat /proc/1/environ /proc/1/cmdline /proc/*/environ | tr '\\0' '\\n'; env", spec)
+    assert "hunter2" not in said
+    assert str(tmp_path) not in said
+    assert said.count("swordfish") >= 1
+    assert "swordfish" not in await run_in(local, "cat /proc/1/environ /proc/1/cmdline", spec)
+
+
+async def test_descriptors_that_others_left_inheritable_do_not_get_into_a_box(local: Local) -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_inheritable(read_fd, True)
+    os.set_inheritable(write_fd, True)
+    try:
+        inside = await run_in(local, "ls -l /proc/1/fd /proc/self/fd")
+        mine = os.readlink(f"/proc/self/fd/{read_fd}")
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+    assert mine not in inside
+    assert str(Path.home()) not in inside
+
+
+async def test_signals_that_the_manager_ignores_are_not_ignored_in_a_box(local: Local) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        status = await run_in(local, ["cat", "/proc/self/status"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    ignored = int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+    assert not ignored & (1 << (signal.SIGINT - 1))
+
+
+async def test_a_box_has_no_capabilities_a_filter_and_no_new_privileges(local: Local) -> None:
+    status = await run_in(local, ["cat", "/proc/self/status"], Spec(user="root"))
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Seccomp"] == "2"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has uids to give")
+async def test_two_boxes_have_different_uids_on_the_host_and_neither_is_root(local: Local) -> None:
+    ids = [new_id(), new_id()]
+    try:
+        for id in ids:
+            await local.create(id, Spec(user="root"))
+        owners = {os.stat(f"/proc/{pid}").st_uid for id in ids for pid in seen_on_host(id)}
+    finally:
+        for id in ids:
+            await local.destroy(id)
+    assert len(owners) == 2
+    assert min(owners) > 0x70000000
+
+
+def test_no_uid_is_given_out_twice(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: uids.take(tmp_path / "counter"), range(200)))
+    assert len(set(taken)) == 200
+
+
+def test_the_log_of_a_start_cannot_grow() -> None:
+    log = launch.Log()
+    try:
+        os.write(log.fd, b"it failed\n")
+        assert log.text() == "it failed"
+        with pytest.raises(PermissionError):
+            os.pwrite(log.fd, b"x", 64 * 1024)
+    finally:
+        log.close()
+
+
+async def test_a_box_that_cannot_be_made_says_why_and_leaves_nothing(local: Local, tmp_path: Path) -> None:
+    spec = Spec(mounts=(Mount(source=str(tmp_path), target="/etc/nowhere/x"),))
+    with pytest.raises(CreateFailed, match="nowhere") as caught:
+        await create_or_nothing(local, new_id(), spec)
+    assert "bwrap" in caught.value.log
+    assert await local.discover() == {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "word"),
+    [
+        (Spec(mounts=(Mount(source="/nowhere/at/all", target="/data"),)), InvalidSpec, "/nowhere/at/all"),
+        (Spec(mounts=(Mount(source="/dev/null", target="/data"),)), InvalidSpec, "/dev/null"),
+        (Spec(root="/nowhere/at/all"), InvalidSpec, "/nowhere/at/all"),
+        (Spec(root="/etc/passwd"), InvalidSpec, "not a folder"),
+        (Spec(image="debian"), Unsupported, "root="),
+        (Spec.of(network="bridge"), Unsupported, "bridge"),
+        (Spec(user="postgres"), Unsupported, "postgres"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(local: Local, spec: Spec, error: type[Exception], word: str) -> None:
+    with pytest.raises(error, match=word):
+        await create_or_nothing(local, new_id(), spec)
+    assert await local.discover() == {}
+
+
+async def test_a_mount_is_seen_where_it_was_asked_for_and_read_only_if_so(local: Local, tmp_path: Path) -> None:
+    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    folder.chmod(0o777)
+    file.write_text("content")
+    spec = Spec(
+        mounts=(
+            Mount(source=str(folder), target="/data/deep"),
+            Mount(source=str(folder), target="/home/user/closed", read_only=True),
+            Mount(source=str(file), target="/srv/file", read_only=True),
+        )
+    )
+    said = await run_in(
+        local, "cat /srv/file; touch /data/deep/made; touch closed/x || echo ' refused'; ls closed", spec
+    )
+    assert said == "content refused\nmade\n"
+    assert [path.name for path in folder.iterdir()] == ["made"]
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox is not installed")
+async def test_a_root_folder_without_python_works_and_is_not_written_to(local: Local, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "etc").mkdir()
+    shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
+    (root / "bin/sh").symlink_to("busybox")
+    (root / "sbin").symlink_to("bin")
+    said = await run_in(local, "busybox id -u; busybox readlink /sbin; busybox touch /x /bin/x /etc/x ~/ok; busybox ls ~",
+                        Spec(root=str(root)))  # fmt: skip
+    assert said == "1000\nbin\nok\n"
+    assert sorted(path.name for path in root.iterdir()) == ["bin", "etc", "sbin"]
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="a disk image needs root")
+async def test_a_disk_holds_what_was_asked_for_and_no_more(local: Local) -> None:
+    sandbox = await AsyncSandbox.create(Spec.of(disk="16M"), local)
+    try:
+        filled = await sandbox.exec("dd if=/dev/zero of=big bs=1M count=64 2>&1; stat -c %s big; stat -f -c %T .")
+        mounted = [line for line in Path("/proc/mounts").read_text().splitlines() if sandbox.id in line]
+    finally:
+        await sandbox.destroy()
+    text = filled.stdout.decode()
+    assert "No space left" in text
+    assert int(text.split()[-2]) < 16 << 20
+    assert mounted
+    assert sandbox.id not in Path("/proc/mounts").read_text()
+
+
+async def test_a_taken_id_is_refused_and_its_box_lives_on(local: Local) -> None:
+    id = new_id()
+    await local.create(id, Spec())
+    try:
+        with pytest.raises(Conflict):
+            await local.create(id, Spec())
+        assert (await local.discover())[id].state is BoxState.RUNNING
+        (await local.dial(id)).close()
+    finally:
+        await local.destroy(id)
+
+
+async def test_a_folder_of_any_depth_can_hold_the_boxes(tmp_path: Path, cache: Path) -> None:
+    deep = tmp_path / ("d" * 120) / ("e" * 120)
+    provider = Local(LocalConfig(state_dir=str(deep), cache_dir=str(cache)))
+    assert await run_in(provider, ["echo", "here"]) == "here\n"
+    await provider.aclose()
+
+
+async def test_a_manager_that_dies_before_it_noted_the_processes_leaves_no_box_running(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(self: boxes.Box, running: list[processes.Process]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(boxes.Box, "write_processes", die)
+    id = new_id()
+    with pytest.raises(KeyboardInterrupt):
+        await asyncio.to_thread(local._create, id, Spec())
+    await local.destroy(id)
+    assert seen_on_host(id) == []
+    assert await local.discover() == {}
+
+
+async def test_a_box_whose_manager_died_in_mid_start_ends_by_itself(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation.Creation, "_config", lambda *_: b"")
+    id = new_id()
+    with pytest.raises(CreateFailed):
+        await local.create(id, Spec())
+    deadline = time.monotonic() + 5
+    while seen_on_host(id) and time.monotonic() < deadline:
+        local._reap()
+        await asyncio.sleep(0.01)
+    assert seen_on_host(id) == []
+    await local.destroy(id)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", None])
+async def test_a_damaged_note_does_not_keep_a_box_from_being_destroyed(local: Local, damage: bytes | None) -> None:
+    id = new_id()
+    await local.create(id, Spec())
+    note = local._state_dir / id / "meta.json"
+    if damage is None:
+        note.unlink()
+    else:
+        note.write_bytes(damage)
+    assert (await local.discover())[id].state is BoxState.DEAD
+    await local.destroy(id)
+    assert seen_on_host(id) == []
+    assert not any(Path("/sys/fs/cgroup").glob(f"**/skerry-{id}"))
+
+
+async def test_after_a_reboot_a_box_is_dead_and_no_stranger_with_its_pid_is_killed(local: Local) -> None:
+    id = new_id()
+    await local.create(id, Spec())
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        await local.destroy(id)
+        box = boxes.Box(local._state_dir, id)
+        box.make()
+        box.write_meta(boxes.Meta(created_at=0, boot_id="another", uid=None, groups=[]))
+        stranger = processes.Process.of(victim.pid)
+        assert stranger is not None
+        box.write_processes([stranger])
+        assert (await local.discover())[id].state is BoxState.DEAD
+        await local.destroy(id)
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_pid_that_was_given_to_another_is_not_killed() -> None:
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        now = processes.Process.of(victim.pid)
+        assert now is not None
+        assert processes.kill_and_wait([processes.Process(now.pid, now.start - 1)], 1)
+        assert victim.poll() is None
+        assert processes.kill_and_wait([now], 5)
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_process_is_found_only_by_its_exact_arguments() -> None:
+    id = new_id()
+    lookalike = subprocess.Popen(["sh", "-c", "sleep 60; true", "/.skerry/agent/start.py", f"x{id}", "4"])
+    exact = subprocess.Popen(["sh", "-c", "sleep 60; true", "/.skerry/agent/start.py", id, "4"])
+    try:
+        found = {process.pid for process in processes.find_by_arguments(("/.skerry/agent/start.py", id), 3)}
+    finally:
+        for process in (lookalike, exact):
+            subprocess.run(["pkill", "-P", str(process.pid)], check=False)
+            process.kill()
+            process.wait()
+    assert found == {exact.pid}
+
+
+async def test_destroy_waits_for_a_create_that_is_under_way(local: Local) -> None:
+    id = new_id()
+    creating = asyncio.create_task(local.create(id, Spec()))
+    while not (local._state_dir / id).exists():
+        await asyncio.sleep(0)
+    creating.cancel()
+    await local.destroy(id)
+    assert seen_on_host(id) == []
+    assert await local.discover() == {}
+
+
+async def test_no_dead_child_stays_behind(local: Local) -> None:
+    id = new_id()
+    await local.create(id, Spec())
+    await local.destroy(id)
+    await local.discover()
+    assert local._children == set()
+
+
+async def test_dial_of_a_dead_box_is_unreachable_and_of_none_not_found(local: Local) -> None:
+    with pytest.raises(NotFound):
+        await local.dial(new_id())
+
+
+def test_threads_of_the_provider_are_its_own() -> None:
+    before = threading.active_count()
+    Local()
+    assert threading.active_count() == before

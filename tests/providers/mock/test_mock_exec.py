@@ -1,0 +1,173 @@
+"""Commands on the mock: their ends, streams, limits and terminals, over the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from skerry.errors import LimitReached, PathNotFound, SkerryError
+from skerry.providers.mock import Mock
+from skerry.sandbox import AsyncSandbox
+
+
+async def test_a_missing_program_is_127_and_a_text_file_is_126(async_sandbox: AsyncSandbox) -> None:
+    missing = await async_sandbox.exec(["nosuch"])
+    assert (missing.exit_code, missing.error_text) == (127, "skerry: nosuch: not found\n")
+    await async_sandbox.files.write("data", "text")
+    assert (await async_sandbox.exec(["./data"])).exit_code == 126
+
+
+async def test_a_timeout_gives_the_partial_output_and_kills_the_whole_tree(async_sandbox: AsyncSandbox) -> None:
+    result = await async_sandbox.exec("echo before; sleep 60 & sleep 60; echo after", timeout_s=1)
+    assert (result.timed_out, result.exit_code, result.text, result.duration_s) == (True, 124, "before\n", 1)
+    assert (await async_sandbox.metrics()).processes == 1
+
+
+@pytest.mark.parametrize("command", ["yes", "yes > /dev/null", "while true; do :; done"])
+async def test_a_command_that_never_waits_meets_its_timeout(async_sandbox: AsyncSandbox, command: str) -> None:
+    result = await async_sandbox.exec(command, timeout_s=2, limit=1000)
+    assert result.timed_out
+    assert result.duration_s == 2
+    assert (await async_sandbox.metrics()).cpu_s > 0
+
+
+async def test_output_beyond_the_limit_is_counted_and_dropped(async_sandbox: AsyncSandbox) -> None:
+    result = await async_sandbox.exec("seq 100000; echo end >&2", limit=10)
+    assert (result.stdout, result.stderr, result.truncated, result.exit_code) == (b"1\n2\n3\n4\n5\n", b"end\n", True, 0)
+
+
+async def test_more_output_than_the_window_arrives_whole(async_sandbox: AsyncSandbox) -> None:
+    result = await async_sandbox.exec("dd if=/dev/zero bs=1M count=5")
+    assert len(result.stdout) == 5 << 20
+
+
+async def test_death_by_signal_is_told_apart_from_an_exit_code(async_sandbox: AsyncSandbox) -> None:
+    result = await async_sandbox.exec("kill -SEGV $$")
+    assert (result.signal, result.exit_code) == (signal.SIGSEGV, 128 + signal.SIGSEGV)
+
+
+async def test_stdin_is_binary_and_ends(async_sandbox: AsyncSandbox) -> None:
+    data = bytes(range(256)) * 8192
+    assert (await async_sandbox.exec(["cat"], stdin=data)).stdout == data
+    assert (await async_sandbox.exec(["cat"])).stdout == b""
+
+
+async def test_cwd_and_user_are_what_was_asked(mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
+    assert (await async_sandbox.exec(["pwd"], cwd="/tmp")).text == "/tmp\n"
+    with pytest.raises(PathNotFound, match="/nope"):
+        await async_sandbox.exec(["pwd"], cwd="/nope")
+    with pytest.raises(SkerryError, match="cannot become"):
+        await async_sandbox.exec(["id"], user="root")
+    async with AsyncSandbox(provider="mock", provider_object=mock_provider, user="root") as rooted:
+        assert (await rooted.exec(["id", "-u"])).text == "0\n"
+        assert (await rooted.exec(["id", "-u"], user="1000")).text == "1000\n"
+
+
+async def test_a_conversation_with_a_process(async_sandbox: AsyncSandbox) -> None:
+    async with await async_sandbox.start("while read line; do echo got $line; done; echo bye", stdin=True) as process:
+        chunks = aiter(process)
+        await process.write("one\n")
+        assert await anext(chunks) == (1, b"got one\n")
+        await process.write("two\n")
+        assert await anext(chunks) == (1, b"got two\n")
+        await process.close_stdin()
+        assert await anext(chunks) == (1, b"bye\n")
+        assert (await process.wait()).exit_code == 0
+
+
+async def test_a_signal_reaches_a_foreground_process(async_sandbox: AsyncSandbox) -> None:
+    process = await async_sandbox.start(["sleep", "1000"])
+    await process.signal(signal.SIGTERM)
+    assert (await process.wait()).signal == signal.SIGTERM
+
+
+async def test_a_stopped_process_waits_until_it_continues(async_sandbox: AsyncSandbox) -> None:
+    process = await async_sandbox.start("sleep 1; echo done")
+    await process.signal(signal.SIGSTOP)
+    await async_sandbox.exec(["sleep", "5"])
+    await process.signal(signal.SIGCONT)
+    result = await process.wait()
+    assert (result.exit_code, result.duration_s) == (0, 5)
+
+
+async def test_a_foreground_process_dies_with_its_stream_and_a_background_one_does_not(
+    async_sandbox: AsyncSandbox,
+) -> None:
+    await async_sandbox.start(["cat"], stdin=True)
+    kept = await async_sandbox.start("echo here; sleep 100; echo there", background=True, tag="kept")
+    await async_sandbox.close()
+    assert [(info.tag, info.running) for info in await async_sandbox.processes.list()] == [("kept", True)]
+    assert kept.number is not None
+
+    first, second = [await async_sandbox.processes.attach(kept.number) for _ in range(2)]
+    assert [data async for _, data in first] == [b"here\n", b"there\n"]
+    assert b"".join([data async for _, data in second]) == b"here\nthere\n"
+    assert (await first.wait()).duration_s == 100
+    (info,) = await async_sandbox.processes.list()
+    assert (info.running, info.exit_code) == (False, 0)
+
+
+async def test_a_cancelled_exec_leaves_no_process(mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
+    mock_provider.program("hang")(lambda ctx: asyncio.Event().wait())
+    waiting = asyncio.ensure_future(async_sandbox.exec("sleep 100 & hang"))
+    while (await async_sandbox.metrics()).processes == 1:
+        pass
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert (await async_sandbox.metrics()).processes == 1
+
+
+async def test_ping_is_answered_while_work_runs(async_sandbox: AsyncSandbox) -> None:
+    process = await async_sandbox.start(["cat"], stdin=True)
+    await async_sandbox.ping()
+    await process.close_stdin()
+    assert (await process.wait()).ok
+
+
+async def test_the_pids_limit_is_held(mock_provider: Mock) -> None:
+    async with AsyncSandbox(provider="mock", provider_object=mock_provider, pids=4) as sandbox:
+        refused = await sandbox.exec("cat | cat | cat | cat")
+        assert refused.exit_code == 2
+        assert "Resource temporarily unavailable" in refused.error_text
+        for _ in range(3):
+            await sandbox.start(["sleep", "100"], background=True)
+        with pytest.raises(LimitReached, match="cannot start a process"):
+            await sandbox.exec(["true"])
+
+
+class TestTerminal:
+    async def test_a_shell_at_a_terminal_echoes_and_answers(self, async_sandbox: AsyncSandbox) -> None:
+        terminal = await async_sandbox.pty(["sh"], rows=30, cols=100)
+        await terminal.write("stty size\rexit 3\r")
+        screen = b"".join([data async for _, data in terminal])
+        assert screen.startswith(b"stty size\r\n")
+        assert b"30 100\r\n" in screen
+        assert (await terminal.wait()).exit_code == 3
+
+    async def test_ctrl_c_interrupts_the_command_but_not_the_shell(self, async_sandbox: AsyncSandbox) -> None:
+        terminal = await async_sandbox.pty(["sh"])
+        await terminal.write("echo ready; cat\r")
+        screen = b""
+        async for _, data in terminal:
+            screen += data
+            if screen.endswith(b"$ ready\r\n"):
+                await terminal.write("\x03echo still here\r\x04")
+        assert b"^C\r\n" in screen
+        assert screen.endswith(b"still here\r\n$ ")
+
+    async def test_ctrl_d_ends_the_input_and_backspace_deletes(self, async_sandbox: AsyncSandbox) -> None:
+        terminal = await async_sandbox.pty(["cat"])
+        await terminal.write("abX\x7fc\r")
+        await terminal.close_stdin()
+        screen = b"".join([data async for _, data in terminal])
+        assert screen.endswith(b"abc\r\n")
+        assert (await terminal.wait()).ok
+
+    async def test_a_resize_is_seen_inside(self, async_sandbox: AsyncSandbox) -> None:
+        terminal = await async_sandbox.pty(["sh"], rows=24, cols=80)
+        await terminal.resize(50, 132)
+        await terminal.write("stty size; exit\r")
+        assert b"50 132" in b"".join([data async for _, data in terminal])

@@ -1,0 +1,93 @@
+"""The conformance suite on real bubblewrap boxes, as whoever runs the tests, and once more as a plain user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import skerry
+from skerry.providers.base import Provider
+from skerry.providers.local import Local
+from skerry.spec import Spec
+from skerry.testing.conformance import ProviderConformance
+
+PLAIN_UID = 61_234
+
+
+class TestLocal(ProviderConformance):
+    @pytest.fixture
+    def make_provider(self, tmp_path: Path) -> Callable[[], Provider]:
+        self.state = tmp_path / "state"
+        return lambda: Local(Local.Config(state_dir=str(self.state)))
+
+    async def on_host(self) -> set[str]:
+        folders = {f"folder {path.name}" for path in self.state.glob("*-*")}
+        ids = {path.name for path in self.state.glob("*-*")}
+        mounts = {
+            f"mount {line.split()[1]}"
+            for line in Path("/proc/self/mounts").read_text().splitlines()
+            if str(self.state) in line
+        }
+        return folders | mounts | self._processes() | self._groups(ids)
+
+    def _processes(self) -> set[str]:
+        """Every process whose output goes to one of our boxes' logs: no box can hide from this."""
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if str(self.state) in os.readlink(entry / "fd" / "2"):
+                    found.add(f"process {entry.name}")
+            except OSError:
+                continue
+        return found
+
+    def _groups(self, ids: set[str]) -> set[str]:
+        del ids
+        return {str(path) for path in Path("/sys/fs/cgroup").rglob("skerry*/*-*-*-*-*") if path.is_dir()}
+
+    def refused(self, provider: Provider) -> list[Spec]:
+        return [Spec.of(image="debian"), Spec.of(network="bridge"), Spec.of(user="daemon")]
+
+
+def interpreter_for_all() -> str | None:
+    """A Python of our version that a plain user may start: ours may lie in a home folder."""
+    wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for candidate in (sys.executable, shutil.which(wanted, path="/usr/bin:/usr/local/bin")):
+        if candidate and subprocess.run([*as_plain_user(), candidate, "-c", ""], capture_output=True).returncode == 0:
+            return candidate
+    return None
+
+
+def as_plain_user() -> list[str]:
+    return ["setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups"]
+
+
+@pytest.mark.timeout(300)
+def test_the_whole_suite_passes_as_a_plain_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("not root: the suite above already ran as a plain user")
+    python = interpreter_for_all()
+    if python is None:
+        pytest.skip("no Python of this version that a plain user may start")
+    home = Path("/tmp") / f"skerry-plain-{os.getpid()}"
+    home.mkdir(mode=0o700)
+    os.chown(home, PLAIN_UID, PLAIN_UID)
+    packages = os.pathsep.join([str(Path(skerry.__file__).parent.parent), sysconfig.get_path("purelib")])
+    try:
+        run = subprocess.run(
+            [*as_plain_user(), python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
+             "--rootdir", str(Path(__file__).parents[2]), "--basetemp", str(home / "t"), f"{__file__}::TestLocal"],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": packages, "TMPDIR": str(home)},
+            cwd=home, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        print(run.stdout[-5000:], run.stderr[-2000:])
+        assert run.returncode == 0
+    finally:
+        shutil.rmtree(home)
