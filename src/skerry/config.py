@@ -15,6 +15,7 @@ from skerry.units import parse_duration
 
 if TYPE_CHECKING:
     from skerry.providers.base import Provider
+    from skerry.spec import Spec
 
 _PREFIX = "SKERRY_"
 _NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
@@ -46,6 +47,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             prefix = f"providers.{name}."
             places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
             raise ConfigError(f"{error} (set in {', '.join(sorted(places))})") from None
+
+    def complete(self, spec: Spec) -> Spec:
+        """The spec with our clocks where it asks for none of its own, so that nothing lives for ever by oversight."""
+        clocks = {
+            f"{clock}_s": 0.0 if value == "never" else parse_duration(value, clock)
+            for clock, value in (("lifetime", self.lifetime), ("idle", self.idle))
+        }
+        return msgspec.structs.replace(spec, **{k: v for k, v in clocks.items() if getattr(spec, k) is None})
 
     def values(self) -> dict[str, Any]:
         """Every value by its dotted key."""

@@ -8,6 +8,7 @@ import io
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -244,18 +245,14 @@ class AsyncFiles:
                 raise BrokenPipeError
 
         try:
-            try:
+            with suppress(BrokenPipeError):  # the answer says why
                 await asyncio.to_thread(trees.pack, os.fsencode(local), write)
-            except BrokenPipeError:
-                pass  # the answer says why
             call.end()
             await call.result(dict[str, Any], _TRANSFER_S)
         finally:
             call.abandon()
 
-    async def download(
-        self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int | None = None
-    ) -> None:
+    async def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
         """Copy a file or a folder of the sandbox to the host. A file appears whole or not at all; a folder's
         content cannot leave `local`, whatever the sandbox put into it."""
         local = Path(local)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from skerry import config, lifecycle, providers
+from skerry import config, lifecycle
 from skerry.agent.client import AgentClient
 from skerry.errors import InvalidSpec, WrongState
 from skerry.files import AsyncFiles
@@ -33,7 +33,7 @@ class AsyncSandbox:
         settings = config.load()
         options.setdefault("provider", settings.provider)
         options.setdefault("project", settings.project)
-        self._bind(new_id(), Spec.of(**options), provider_object)
+        self._bind(new_id(), settings.complete(Spec.of(**options)), provider_object)
 
     def _bind(self, id: SandboxId, spec: Spec, provider: Provider | None) -> None:
         self.id = id
@@ -52,7 +52,8 @@ class AsyncSandbox:
         """Make a sandbox that lives until it is destroyed or its time is over."""
         self = cls.__new__(cls)
         settings = config.load()
-        self._bind(new_id(), spec or Spec(provider=settings.provider, project=settings.project), provider)
+        spec = spec or Spec(provider=settings.provider, project=settings.project)
+        self._bind(new_id(), settings.complete(spec), provider)
         await self._create()
         return self
 
@@ -73,8 +74,7 @@ class AsyncSandbox:
 
     def _provider_object(self) -> Provider:
         if self._provider is None:
-            name = self.spec.provider
-            self._provider = providers.load(name, config.load().providers.get(name))
+            self._provider = config.load().load_provider(self.spec.provider)
         return self._provider
 
     async def _create(self) -> None:
@@ -202,11 +202,12 @@ class AsyncSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        timeout_s: float | None = None,
         background: bool = False,
         tag: str | None = None,
     ) -> AsyncProcess:
         """A command on a terminal; without one, the box's shell."""
-        params = command_params(command or _SHELL, cwd=cwd, env=env, user=user)
+        params = command_params(command or _SHELL, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
         params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
         return await AsyncProcess.start(self._connect, "exec", params)
 

@@ -169,9 +169,7 @@ def _to_fields(options: SpecOptions) -> dict[str, Any]:
     if isinstance(fields.get("root"), os.PathLike):
         fields["root"] = os.path.abspath(fields["root"])
     if "mounts" in fields:
-        fields["mounts"] = [
-            msgspec.to_builtins(Mount.parse(m) if isinstance(m, str) else m) for m in fields["mounts"]
-        ]
+        fields["mounts"] = [msgspec.to_builtins(Mount.parse(m) if isinstance(m, str) else m) for m in fields["mounts"]]
     return fields
 
 

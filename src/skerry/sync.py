@@ -442,6 +442,7 @@ class Sandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        timeout_s: float | None = None,
         background: bool = False,
         tag: str | None = None,
     ) -> Process:
@@ -449,7 +450,15 @@ class Sandbox:
         return Process._of(
             portal.run(
                 self._async.pty(
-                    command, rows=rows, cols=cols, cwd=cwd, env=env, user=user, background=background, tag=tag
+                    command,
+                    rows=rows,
+                    cols=cols,
+                    cwd=cwd,
+                    env=env,
+                    user=user,
+                    timeout_s=timeout_s,
+                    background=background,
+                    tag=tag,
                 )
             )
         )

@@ -29,9 +29,7 @@ def parse_duration(value: float | str, field: str) -> float:
         return float(value)
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2].lower() not in _SECONDS:
-        raise InvalidSpec(
-            f"{field}: {value!r} is not a duration; write seconds or e.g. 90s, 10m, 2h", field=field
-        )
+        raise InvalidSpec(f"{field}: {value!r} is not a duration; write seconds or e.g. 90s, 10m, 2h", field=field)
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 

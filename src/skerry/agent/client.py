@@ -113,7 +113,7 @@ class Call:
         self._sendable += count
         if self._send_waiter is not None and not self._send_waiter.done():
             self._send_waiter.set_result(None)
-        return 0 < count and self._sendable <= UP_WINDOW
+        return count > 0 and self._sendable <= UP_WINDOW
 
     def end_data(self) -> None:
         self._ended = True

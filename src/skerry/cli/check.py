@@ -26,12 +26,11 @@ def command(provider: str, as_json: bool) -> int:
     load().load_provider(provider)
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("anyio") is None:
         raise click.ClickException("the suite needs pytest: pip install 'skerry[testing]'")
-    if not as_json:
-        return subprocess.run(_pytest(provider)).returncode
     with tempfile.TemporaryDirectory(prefix="skerry-check-") as folder:
         report = Path(folder, "report.xml")
-        suite = subprocess.run([*_pytest(provider), f"--junitxml={report}"], stdout=sys.stderr)
-        print_json({"provider": provider, "exit_code": suite.returncode, **_summary(report)})
+        suite = subprocess.run([*_pytest(provider), f"--junitxml={report}"], stdout=sys.stderr if as_json else None)
+        if as_json:
+            print_json({"provider": provider, "exit_code": suite.returncode, **_summary(report)})
     return suite.returncode
 
 

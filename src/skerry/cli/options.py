@@ -51,10 +51,7 @@ def make_spec(options: dict[str, Any]) -> tuple[Config, Spec]:
     fields = {key: value for key, value in options.items() if value not in (None, ())}
     fields["env"] = _environment(options["env"])
     fields["labels"] = dict(_pair(text, "--label") for text in options["labels"])
-    for clock in ("lifetime", "idle"):
-        value = getattr(config, clock)
-        fields[clock] = None if value == "never" else value
-    return config, Spec.of(**fields, provider=config.provider, project=config.project)
+    return config, config.complete(Spec.of(**fields, provider=config.provider, project=config.project))
 
 
 def _environment(given: Iterable[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from skerry.cli.output import print_json, say, spinner
 from skerry.cli.pipes import read_chunk, write_all
 from skerry.errors import SkerryError
 from skerry.lifecycle import run_to_end
-from skerry.processes import DEFAULT_LIMIT, TIMEOUT_EXIT_CODE, AsyncProcess
+from skerry.processes import DEFAULT_LIMIT, AsyncProcess
 from skerry.providers.base import Provider
 from skerry.results import ExecResult
 from skerry.sandbox import AsyncSandbox
@@ -75,7 +75,7 @@ class _Run:
         try:
             async with spinner("starting a sandbox"):
                 sandbox = await AsyncSandbox.create(self._spec, self._provider)
-            result = await self._within_timeout(self._run(sandbox))
+            result = await self._run(sandbox)
         finally:
             if sandbox is not None:
                 await run_to_end(self._leave(sandbox))
@@ -92,18 +92,6 @@ class _Run:
         else:
             async with spinner("removing the sandbox"):
                 await sandbox.destroy()
-
-    async def _within_timeout(self, running: Coroutine[Any, Any, ExecResult]) -> ExecResult:
-        """The agent ends a command on time, but not a terminal: that ends with our stream."""
-        if not self._job.tty or self._job.timeout_s is None:
-            return await running
-        try:
-            async with asyncio.timeout(self._job.timeout_s) as clock:
-                return await running
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            return ExecResult(exit_code=TIMEOUT_EXIT_CODE, timed_out=True, duration_s=self._job.timeout_s)
 
     async def _run(self, sandbox: AsyncSandbox) -> ExecResult:
         process = await self._start(sandbox)
@@ -130,7 +118,7 @@ class _Run:
             return await sandbox.start(self._job.argv, stdin=self._job.stdin, timeout_s=self._job.timeout_s)
         env = {name: value for name, value in terminal.environment().items() if name not in self._spec.env}
         rows, cols = terminal.size()
-        return await sandbox.pty(self._job.argv, rows=rows, cols=cols, env=env)
+        return await sandbox.pty(self._job.argv, rows=rows, cols=cols, env=env, timeout_s=self._job.timeout_s)
 
     def _pass_signals(self, process: AsyncProcess, group: asyncio.TaskGroup) -> None:
         """The first Ctrl-C is the command's, as if it ran here; the next one ends all."""

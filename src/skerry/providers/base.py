@@ -122,4 +122,4 @@ class Provider(ABC):
 
     async def aclose(self) -> None:
         """Let go of what this object holds; boxes live on."""
-        return None
+        return

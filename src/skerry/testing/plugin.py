@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from skerry.sandbox import AsyncSandbox
     from skerry.sync import Sandbox
 
+pytest.register_assert_rewrite("skerry.testing.conformance")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skerry-provider", help="the provider that the conformance suite is run against")
+
 
 @pytest.fixture
 def mock_provider() -> Mock:

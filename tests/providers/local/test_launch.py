@@ -5,14 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
+from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
 from skerry.lifecycle import create_or_nothing
 from skerry.providers.base import BoxState
 from skerry.providers.local import Local, LocalConfig, boxes, creation, launch, processes, uids
@@ -28,6 +30,16 @@ async def run_in(local: Local, command: list[str] | str, spec: Spec | None = Non
         return (await sandbox.exec(command)).stdout.decode()
     finally:
         await sandbox.destroy()
+
+
+@pytest.fixture
+def stranger() -> Iterator[processes.Process]:
+    child = subprocess.Popen(["sleep", "60"])
+    identity = processes.Process.of(child.pid)
+    assert identity is not None
+    yield identity
+    child.kill()
+    child.wait()
 
 
 def seen_on_host(id: str) -> list[str]:
@@ -170,8 +182,8 @@ async def test_a_root_folder_without_python_works_and_is_not_written_to(local: L
     shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
     (root / "bin/sh").symlink_to("busybox")
     (root / "sbin").symlink_to("bin")
-    said = await run_in(local, "busybox id -u; busybox readlink /sbin; busybox touch /x /bin/x /etc/x ~/ok; busybox ls ~",
-                        Spec(root=str(root)))  # fmt: skip
+    command = "busybox id -u; busybox readlink /sbin; busybox touch /x /bin/x /etc/x ~/ok; busybox ls ~"
+    said = await run_in(local, command, Spec(root=str(root)))
     assert said == "1000\nbin\nok\n"
     assert sorted(path.name for path in root.iterdir()) == ["bin", "etc", "sbin"]
 
@@ -218,8 +230,10 @@ async def test_a_manager_that_dies_before_it_noted_the_processes_leaves_no_box_r
 
     monkeypatch.setattr(boxes.Box, "write_processes", die)
     id = new_id()
+    box = boxes.Box(local._state_dir, id)
+    box.make()
     with pytest.raises(KeyboardInterrupt):
-        await asyncio.to_thread(local._create, id, Spec())
+        await asyncio.to_thread(creation.Creation(local._host, local._defaults, box, Spec(), lambda _: None).run)
     await local.destroy(id)
     assert seen_on_host(id) == []
     assert await local.discover() == {}
@@ -255,62 +269,57 @@ async def test_a_damaged_note_does_not_keep_a_box_from_being_destroyed(local: Lo
     assert not any(Path("/sys/fs/cgroup").glob(f"**/skerry-{id}"))
 
 
-async def test_after_a_reboot_a_box_is_dead_and_no_stranger_with_its_pid_is_killed(local: Local) -> None:
-    id = new_id()
-    await local.create(id, Spec())
-    victim = subprocess.Popen(["sleep", "60"])
-    try:
-        await local.destroy(id)
-        box = boxes.Box(local._state_dir, id)
-        box.make()
-        box.write_meta(boxes.Meta(created_at=0, boot_id="another", uid=None, groups=[]))
-        stranger = processes.Process.of(victim.pid)
-        assert stranger is not None
-        box.write_processes([stranger])
-        assert (await local.discover())[id].state is BoxState.DEAD
-        await local.destroy(id)
-        assert victim.poll() is None
-    finally:
-        victim.kill()
-        victim.wait()
+async def test_after_a_reboot_a_box_is_dead_and_no_stranger_with_its_pid_is_killed(
+    local: Local, stranger: processes.Process
+) -> None:
+    box = boxes.Box(local._state_dir, new_id())
+    box.make()
+    box.write_meta(boxes.Meta(created_at=0, boot_id="another", uid=None, groups=[]))
+    box.write_processes([stranger])
+    assert (await local.discover())[box.id].state is BoxState.DEAD
+    await local.destroy(box.id)
+    assert stranger.is_alive()
 
 
-def test_a_pid_that_was_given_to_another_is_not_killed() -> None:
-    victim = subprocess.Popen(["sleep", "60"])
-    try:
-        now = processes.Process.of(victim.pid)
-        assert now is not None
-        assert processes.kill_and_wait([processes.Process(now.pid, now.start - 1)], 1)
-        assert victim.poll() is None
-        assert processes.kill_and_wait([now], 5)
-    finally:
-        victim.kill()
-        victim.wait()
+def test_a_pid_that_was_given_to_another_is_not_killed(stranger: processes.Process) -> None:
+    assert processes.kill_and_wait([processes.Process(stranger.pid, stranger.start - 1)], 1)
+    assert stranger.is_alive()
+    assert processes.kill_and_wait([stranger], 5)
+    assert not stranger.is_alive()
 
 
 def test_a_process_is_found_only_by_its_exact_arguments() -> None:
     id = new_id()
-    lookalike = subprocess.Popen(["sh", "-c", "sleep 60; true", "/.skerry/agent/start.py", f"x{id}", "4"])
-    exact = subprocess.Popen(["sh", "-c", "sleep 60; true", "/.skerry/agent/start.py", id, "4"])
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", "/.skerry/agent/start.py"]
+    lookalike = subprocess.Popen([*sleep, f"x{id}", "4"], stdout=subprocess.PIPE)
+    exact = subprocess.Popen([*sleep, id, "4"], stdout=subprocess.PIPE)
     try:
+        for process in (lookalike, exact):
+            assert process.stdout is not None
+            process.stdout.readline()
         found = {process.pid for process in processes.find_by_arguments(("/.skerry/agent/start.py", id), 3)}
     finally:
         for process in (lookalike, exact):
-            subprocess.run(["pkill", "-P", str(process.pid)], check=False)
             process.kill()
-            process.wait()
+            process.communicate()
     assert found == {exact.pid}
 
 
-async def test_destroy_waits_for_a_create_that_is_under_way(local: Local) -> None:
+@pytest.mark.parametrize("delay_s", [0, 0.001, 0.005, 0.02])
+async def test_destroy_leaves_nothing_of_a_create_that_was_cancelled(
+    tmp_path: Path, cache: Path, delay_s: float
+) -> None:
+    local = Local(LocalConfig(state_dir=str(tmp_path), cache_dir=str(cache)))
     id = new_id()
     creating = asyncio.create_task(local.create(id, Spec()))
-    while not (local._state_dir / id).exists():
-        await asyncio.sleep(0)
+    await asyncio.sleep(delay_s)
     creating.cancel()
     await local.destroy(id)
+    await asyncio.gather(creating, return_exceptions=True)
+    await asyncio.to_thread(local._threads.shutdown, wait=True)
+    await local.aclose()
     assert seen_on_host(id) == []
-    assert await local.discover() == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_no_dead_child_stays_behind(local: Local) -> None:
@@ -324,6 +333,14 @@ async def test_no_dead_child_stays_behind(local: Local) -> None:
 async def test_dial_of_a_dead_box_is_unreachable_and_of_none_not_found(local: Local) -> None:
     with pytest.raises(NotFound):
         await local.dial(new_id())
+    id = new_id()
+    await local.create(id, Spec())
+    first = boxes.Box(local._state_dir, id).read_processes()[0]
+    assert processes.kill_and_wait([first], 5)
+    with pytest.raises(AgentUnreachable):
+        await local.dial(id)
+    assert (await local.discover())[id].state is BoxState.DEAD
+    await local.destroy(id)
 
 
 def test_threads_of_the_provider_are_its_own() -> None:

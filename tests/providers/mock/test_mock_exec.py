@@ -166,6 +166,11 @@ class TestTerminal:
         assert screen.endswith(b"abc\r\n")
         assert (await terminal.wait()).ok
 
+    async def test_without_a_command_it_is_the_boxs_shell(self, async_sandbox: AsyncSandbox) -> None:
+        terminal = await async_sandbox.pty()
+        await terminal.write("echo $0; exit\r")
+        assert b"bash\r\n" in b"".join([data async for _, data in terminal])
+
     async def test_a_resize_is_seen_inside(self, async_sandbox: AsyncSandbox) -> None:
         terminal = await async_sandbox.pty(["sh"], rows=24, cols=80)
         await terminal.resize(50, 132)

@@ -32,8 +32,8 @@ async def test_stat_list_and_links(async_sandbox: AsyncSandbox) -> None:
     await files.chmod("dir/inner/file", 0o600)
     assert [(info.path, info.type) for info in await files.list("dir", depth=5)] == [
         ("/home/user/dir/inner", FileType.DIR),
-        ("/home/user/dir/inner/file", FileType.FILE),
         ("/home/user/dir/link", FileType.SYMLINK),
+        ("/home/user/dir/inner/file", FileType.FILE),
     ]
     assert len(await files.list("dir")) == 2
     link = await files.stat("dir/link", follow=False)

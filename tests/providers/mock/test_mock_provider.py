@@ -33,6 +33,13 @@ class TestVerbs:
     def test_it_is_found_by_its_name(self) -> None:
         assert isinstance(providers.load("mock"), Mock)
 
+    async def test_by_name_a_sandbox_is_found_again_in_the_same_program(self) -> None:
+        async with AsyncSandbox(provider="mock") as sandbox:
+            await sandbox.files.write("note", "here")
+            again = await AsyncSandbox.open(sandbox.id, "mock")
+            assert await again.files.read_text("note") == "here"
+            await again.close()
+
     async def test_a_taken_id_is_refused_and_left_alone(self, mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
         with pytest.raises(Conflict):
             await mock_provider.create(async_sandbox.id, SPEC)
@@ -208,7 +215,6 @@ class TestFaults:
         assert await mock_provider.discover() == {}
         with pytest.raises(NotFound):
             await async_sandbox.ping()
-        await asyncio.wait([running])
 
     async def test_a_dropped_stream_fails_its_calls_and_is_dialled_again(
         self, mock_provider: Mock, async_sandbox: AsyncSandbox

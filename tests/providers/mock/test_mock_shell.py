@@ -48,6 +48,7 @@ SCRIPTS = [
     ("mkdir -p d/e; echo x > d/e/f; cp -r d g; mv g h; ln -s h/e/f l; cat l; readlink l", "x\nh/e/f\n"),
     ("echo '#!/bin/sh' > s; echo 'echo script $1' >> s; chmod +x s; ./s now", "script now\n"),
     ("timeout 1 sleep 5; echo $?", "124\n"),
+    ("f() { local x=$1; echo f $x; return 3; echo no; }; f a b; echo $?", "f a\n3\n"),
     ("date +%Y; id -u; whoami; hostname", "2026\n1000\nuser\nskerry\n"),
 ]
 

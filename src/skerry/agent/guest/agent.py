@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import _socket
-import os
+import posix
 import sys
 import time
 
@@ -11,6 +11,7 @@ from . import spawn
 from .channel import Call, Channel, Failure, failure_of
 from .loop import READ, Loop, Timer
 from .process import Process, ProcessTable
+from .spawn import DEFAULT_PATH, join, to_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Agent:
     def __init__(self, config: dict[str, Any]) -> None:
         self.begin = time.monotonic()
         self.started = time.time()
-        self.home = config.get("home") or os.path.expanduser("~")
+        self.home = config.get("home") or posix.environ.get(b"HOME", b"/").decode("utf-8", "surrogateescape")
         self.cwd = config.get("cwd") or self.home
         self.env: dict[str, str] = dict(config.get("env") or {})
         self.loop = Loop()
@@ -47,10 +48,10 @@ class Agent:
     def listen(self, where: dict[str, Any]) -> None:
         """Take streams from an inherited listening socket, a path, a port, vsock, our own stdio, or a device."""
         if "stdio" in where:
-            self._serve(os.dup(0), os.dup(1), last=True)
-            null = os.open("/dev/null", os.O_RDWR)
-            os.dup2(null, 0)
-            os.dup2(2, 1)  # nothing else may write into the stream
+            self._serve(posix.dup(0), posix.dup(1), last=True)
+            null = posix.open("/dev/null", posix.O_RDWR)
+            posix.dup2(null, 0)
+            posix.dup2(2, 1)  # nothing else may write into the stream
             return
         if "device" in where:
             self._open_device(where["device"])
@@ -64,10 +65,10 @@ class Agent:
         except OSError:
             return
         if len(self._channels) >= _MAX_CHANNELS:
-            os.close(fd)
+            posix.close(fd)
             return
         if listener.family == _socket.AF_INET:
-            stream = _socket.socket(fileno=os.dup(fd))
+            stream = _socket.socket(fileno=posix.dup(fd))
             stream.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             stream.close()
         self._serve(fd, fd)
@@ -88,11 +89,11 @@ class Agent:
             self.loop.later(_REOPEN_S, lambda: self._open_device(path))
 
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            fd = posix.open(path, posix.O_RDWR | posix.O_NOCTTY | posix.O_CLOEXEC)
         except OSError:
             self.loop.later(_REOPEN_S, lambda: self._open_device(path))
             return
-        if os.isatty(fd):
+        if posix.isatty(fd):
             import tty
 
             tty.setraw(fd)
@@ -100,7 +101,7 @@ class Agent:
 
     def run(self) -> None:
         self.loop.run()
-        if os.getpid() != 1:  # the end of PID 1 ends all others by itself
+        if posix.getpid() != 1:  # the end of PID 1 ends all others by itself
             for process in self.processes.all():
                 process.kill_tree()
 
@@ -138,7 +139,7 @@ class Agent:
             call.channel.close()
             return
         call.channel.greeted = True
-        call.answer({"protocol": PROTOCOL, "agent": VERSION, "pid": os.getpid(), "started": self.started})
+        call.answer({"protocol": PROTOCOL, "agent": VERSION, "pid": posix.getpid(), "started": self.started})
 
     def ping(self, call: Call) -> None:
         call.answer({})
@@ -165,14 +166,14 @@ class Agent:
 
         params = dict(call.params)
         env = {**self.env, **(params.get("env") or {})}
-        suffix, argv = languages.command(params.pop("language", None), env.get("PATH") or os.defpath)
-        folder = next((each for each in ("/tmp", self.home) if os.access(each, os.W_OK)), self.home)
-        path = os.path.join(folder, f"code-{hexlify(os.urandom(6)).decode()}{suffix}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        suffix, argv = languages.command(params.pop("language", None), env.get("PATH") or DEFAULT_PATH)
+        folder = next((each for each in ("/tmp", self.home) if posix.access(each, posix.W_OK)), self.home)
+        path = join(folder, f"code-{hexlify(posix.urandom(6)).decode()}{suffix}")
+        fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
         try:
             view = memoryview(call.attachment)
             while view:
-                view = view[os.write(fd, view) :]
+                view = view[posix.write(fd, view) :]
             request = self.request({**params, "argv": [*argv, path]})
             request.clean_up = lambda: _unlink(path)
             self.start_process(call, request)
@@ -180,7 +181,7 @@ class Agent:
             _unlink(path)
             raise
         finally:
-            os.close(fd)
+            posix.close(fd)
 
     def attach(self, call: Call) -> None:
         process = self.processes.get(call.params.get("process"))
@@ -217,12 +218,13 @@ class Agent:
 
     def tree(self, call: Call) -> None:
         """Pack or unpack in a process of its own: it may take long, and it runs under the right user."""
-        from . import files, trees
+        from . import trees
+        from .paths import path_of
 
         verb = "pack" if call.method == "tree_download" else "unpack"
-        path = os.fsdecode(files.path_of(self, call.params))
+        path = to_text(path_of(self, call.params))
         if verb == "pack":
-            os.stat(path)
+            posix.stat(path)
         argv = [*_interpreter(), trees.__file__, verb, path]
         request = self.request({"argv": argv, "stdin": verb == "unpack", "user": call.params.get("user")})
         self.start_process(TreeCall(call), request)
@@ -325,7 +327,7 @@ def _listener(where: dict[str, Any]) -> _socket.socket:
         listener = _socket.socket(_socket.AF_VSOCK, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         listener.bind((_socket.VMADDR_CID_ANY, where["vsock"]))
     listener.setblocking(False)
-    os.set_inheritable(listener.fileno(), False)
+    posix.set_inheritable(listener.fileno(), False)
     if "fd" not in where:
         listener.listen(_MAX_CHANNELS)
     return listener
@@ -334,13 +336,13 @@ def _listener(where: dict[str, Any]) -> _socket.socket:
 def _interpreter() -> list[str]:
     """The command that runs our own interpreter again, also when a loader of ours started it."""
     with open("/proc/self/cmdline", "rb") as file:
-        argv = [os.fsdecode(part) for part in file.read().split(b"\0")]
+        argv = [to_text(part) for part in file.read().split(b"\0")]
     return argv[: argv.index(sys.argv[0])]
 
 
 def _unlink(path: str) -> None:
     try:
-        os.unlink(path)
+        posix.unlink(path)
     except OSError:
         pass
 
@@ -371,8 +373,8 @@ _HANDLERS: dict[str, Callable[[Agent, Call], None]] = {
 }
 
 _LAZY = {
-    "read_file": "files:read_file",
-    "write_file": "files:write_file",
+    "read_file": "contents:read_file",
+    "write_file": "contents:write_file",
     "stat": "files:stat_path",
     "list_dir": "files:list_dir",
     "make_dir": "files:make_dir",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
+import posix
+from _collections import deque
 
 from . import wire
 from .loop import READ, WRITE
@@ -74,7 +74,7 @@ class OpenFile:
         self.shrank = False
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        posix.close(self.fd)
 
 
 class FilePart:
@@ -91,10 +91,26 @@ class FilePart:
 class Call:
     """A request from its arrival to its answer, with its two byte streams."""
 
-    __slots__ = ("attachment", "channel", "credit", "id", "method", "on_cancel", "on_close", "on_data", "on_end",
-                 "open", "params", "pump", "ref", "unacknowledged")
+    __slots__ = (
+        "attachment",
+        "channel",
+        "credit",
+        "id",
+        "method",
+        "on_cancel",
+        "on_close",
+        "on_data",
+        "on_end",
+        "open",
+        "params",
+        "pump",
+        "ref",
+        "unacknowledged",
+    )
 
-    def __init__(self, channel: Channel, id: int, method: str, params: dict[str, Any], attachment: bytes | bytearray | memoryview) -> None:
+    def __init__(
+        self, channel: Channel, id: int, method: str, params: dict[str, Any], attachment: bytes | bytearray | memoryview
+    ) -> None:
         self.channel = channel
         self.id = id
         self.method = method
@@ -174,10 +190,12 @@ class Channel:
         self._parser = wire.Parser()
         self._out: deque[memoryview | FilePart | Callable[[], None]] = deque()
         for fd in {read_fd, write_fd}:
-            os.set_blocking(fd, False)
+            posix.set_blocking(fd, False)
         loop.watch(read_fd, READ, self._on_ready)
 
-    def send(self, message: dict[str, Any], attachment: bytes | bytearray | memoryview | FilePart | None = None) -> None:
+    def send(
+        self, message: dict[str, Any], attachment: bytes | bytearray | memoryview | FilePart | None = None
+    ) -> None:
         if not self.open:
             return
         line = wire.encode(message)
@@ -204,7 +222,7 @@ class Channel:
 
     def _receive(self) -> None:
         try:
-            count = os.readv(self._read_fd, [_buffer])
+            count = posix.readv(self._read_fd, [_buffer])
             if not count:
                 self.close()
                 return
@@ -295,7 +313,7 @@ class Channel:
             if not isinstance(part, memoryview) or len(parts) == _IOV_MAX:
                 break
             parts.append(part)
-        sent = os.writev(self._write_fd, parts)
+        sent = posix.writev(self._write_fd, parts)
         self.queued -= sent
         for part in parts:
             if sent < len(part):
@@ -306,13 +324,13 @@ class Channel:
 
     def _send_file_part(self, part: FilePart) -> None:
         try:
-            sent = os.sendfile(self._write_fd, part.file.fd, part.offset, part.count)
+            sent = posix.sendfile(self._write_fd, part.file.fd, part.offset, part.count)
         except (BlockingIOError, InterruptedError):
             raise
         except OSError:
             sent = 0  # not a file that the kernel can send, or the stream is broken: a copy will tell
         if sent == 0:
-            data = os.pread(part.file.fd, part.count, part.offset)
+            data = posix.pread(part.file.fd, part.count, part.offset)
             part.file.shrank = len(data) < part.count
             self._out[0] = memoryview(data.ljust(part.count, b"\0"))  # the length was promised
             return
@@ -329,7 +347,7 @@ class Channel:
         self.open = False
         for fd in {self._read_fd, self._write_fd}:
             self.loop.forget(fd)
-            os.close(fd)
+            posix.close(fd)
         self._out.clear()
         for call in list(self.calls.values()):
             on_close = call.on_close

@@ -1,4 +1,4 @@
-"""Files in the box: any name, any size, in bounded memory."""
+"""Files and folders in the box: told, made, moved, removed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import binascii
 import os
 import stat
 
-from . import trees, wire
-from .channel import Call, Failure, FilePart, OpenFile, failure_of
-from .spawn import expand
+from . import trees
+from .channel import Call, Failure, failure_of
+from .paths import named, path_of, shown
+from .records import RecordSender
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     from .agent import Agent
 
-_CHUNK = 1 << 20
-_RECORDS = 1 << 16
 _TYPES = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "dir",
@@ -28,31 +27,6 @@ _TYPES = {
     stat.S_IFCHR: "char",
     stat.S_IFBLK: "block",
 }
-
-
-def path_of(agent: Agent, params: dict[str, Any], name: str = "path") -> bytes:
-    """The path of a request as bytes, absolute."""
-    encoded, text = params.get(f"{name}64"), params.get(name)
-    try:
-        if type(encoded) is str:
-            path = binascii.a2b_base64(encoded)
-        elif type(text) is str and text:
-            path = os.fsencode(expand(text, agent.home))
-        else:
-            raise Failure("invalid", f"{name} is missing")
-    except ValueError:
-        raise Failure("invalid", f"{name}64 is not base64") from None
-    if b"\0" in path:
-        raise Failure("invalid", f"{name} has a NUL byte")
-    return os.path.join(os.fsencode(agent.home), path)
-
-
-def named(key: str, value: bytes) -> dict[str, str]:
-    """A name for the wire: text where it is UTF-8, base64 of the bytes where it is not."""
-    try:
-        return {key: value.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {f"{key}64": binascii.b2a_base64(value, newline=False).decode("ascii")}
 
 
 def entry(path: bytes, info: os.stat_result, target: bytes | None) -> dict[str, Any]:
@@ -69,192 +43,6 @@ def entry(path: bytes, info: os.stat_result, target: bytes | None) -> dict[str, 
     if target is not None:
         found.update(named("target", target))
     return found
-
-
-def send_records(agent: Agent, call: Call, records: Iterator[dict[str, Any]], done: Callable[[], None]) -> None:
-    """Records down the call's stream as they come and as there is room, never holding up the loop for long."""
-    waiting: list[bytes] = []
-
-    def pump() -> None:
-        if not call.open or (waiting and call.room() < len(waiting[0])):
-            return
-        if waiting:
-            call.send(waiting.pop())
-        batch, size = [], 0
-        try:
-            for record in records:
-                line = wire.encode(record)
-                batch.append(line)
-                size += len(line)
-                if size >= _RECORDS:
-                    break
-            else:
-                call.pump = None
-        except OSError as error:
-            call.fail(failure_of(error))
-            return
-        if batch:
-            waiting.append(b"".join(batch))
-        if call.pump is not None:
-            agent.loop.soon(pump)
-        elif waiting and call.room() < len(waiting[0]):
-            call.pump = last
-        else:
-            last()
-
-    def last() -> None:
-        if not call.open or (waiting and call.room() < len(waiting[0])):
-            return
-        call.pump = None
-        if waiting:
-            call.send(waiting.pop())
-        done()
-
-    call.pump = pump
-    pump()
-
-
-def read_file(agent: Agent, call: Call) -> None:
-    path = path_of(agent, call.params)
-    offset, length = call.params.get("offset", 0), call.params.get("length")
-    if type(offset) is not int or offset < 0 or not (length is None or (type(length) is int and length >= 0)):
-        raise Failure("invalid", "offset and length are integers that are not negative")
-    file = OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    info = os.fstat(file.fd)
-    _refuse_irregular(info, path)
-    if info.st_size == 0 and stat.S_ISREG(info.st_mode):
-        _read_unsized(agent, call, file, offset, length)
-        return
-    end = info.st_size if length is None else min(info.st_size, offset + length)
-    state = {"at": offset}
-
-    def pump() -> None:
-        while state["at"] < end and call.room() > 0:
-            count = min(end - state["at"], call.room(), _CHUNK)
-            call.send_file(FilePart(file, state["at"], count))
-            state["at"] += count
-        if state["at"] >= end:
-            call.pump = None
-            call.channel.when_sent(finish)
-
-    def finish() -> None:
-        if file.shrank:
-            call.fail(Failure("failed", "the file became shorter while it was read"))
-        else:
-            call.answer({"size": info.st_size, "bytes_sent": max(0, end - offset)})
-
-    call.pump = pump
-    pump()
-
-
-def _read_unsized(agent: Agent, call: Call, file: OpenFile, offset: int, length: int | None) -> None:
-    """Files such as those of /proc have a content but no size: read until they end."""
-    sent = {"at": offset}
-    last = None if length is None else offset + length
-
-    def pump() -> None:
-        try:
-            while call.room() > 0:
-                count = min(call.room(), _CHUNK if last is None else last - sent["at"], _CHUNK)
-                data = os.pread(file.fd, count, sent["at"]) if count > 0 else b""
-                if not data:
-                    call.answer({"size": sent["at"], "bytes_sent": sent["at"] - offset})
-                    return
-                call.send(data)
-                sent["at"] += len(data)
-        except OSError as error:
-            call.fail(failure_of(error))
-
-    call.pump = pump
-    pump()
-
-
-def _refuse_irregular(info: os.stat_result, path: bytes) -> None:
-    where = path.decode("utf-8", "replace")
-    if stat.S_ISDIR(info.st_mode):
-        raise Failure("is_a_directory", f"{where}: is a folder")
-    if not stat.S_ISREG(info.st_mode) and not stat.S_ISCHR(info.st_mode):
-        raise Failure("not_regular", f"{where}: is a {_TYPES.get(stat.S_IFMT(info.st_mode), 'special file')}")
-    if stat.S_ISCHR(info.st_mode):
-        raise Failure("not_regular", f"{where}: is a device, which has no end")
-
-
-def write_file(agent: Agent, call: Call) -> None:
-    params = call.params
-    path = path_of(agent, params)
-    mode, offset = params.get("mode"), params.get("offset")
-    if params.get("parents"):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = _temporary(path) if params.get("atomic") and offset is None and not params.get("append") else None
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-    if params.get("append"):
-        flags |= os.O_APPEND
-    elif temporary is not None:
-        flags |= os.O_EXCL
-    elif offset is None:
-        flags |= os.O_TRUNC
-    try:
-        file = OpenFile(os.open(temporary or path, flags, 0o666))
-    except OSError as error:
-        raise failure_of(error, path.decode("utf-8", "replace")) from None
-    info = os.fstat(file.fd)
-    if stat.S_ISFIFO(info.st_mode) or stat.S_ISSOCK(info.st_mode):
-        raise Failure("not_regular", f"{path.decode('utf-8', 'replace')}: is a pipe or a socket")
-    if type(offset) is int and offset > 0:
-        os.lseek(file.fd, offset, os.SEEK_SET)
-
-    def give_up() -> None:
-        if temporary is not None:
-            os.unlink(temporary)
-
-    def on_data(data: memoryview) -> None:
-        view = data
-        try:
-            while view:
-                view = view[os.write(file.fd, view) :]
-        except OSError as error:
-            give_up()
-            call.fail(failure_of(error, path.decode("utf-8", "replace")))
-            return
-        call.acknowledge(len(data))
-
-    def on_end() -> None:
-        try:
-            if type(mode) is int:
-                os.fchmod(file.fd, mode & 0o7777)
-            elif temporary is not None:
-                _keep_mode(path, file.fd)
-            size = os.fstat(file.fd).st_size
-            if temporary is not None:
-                os.rename(temporary, path)
-        except OSError as error:
-            give_up()
-            call.fail(failure_of(error, path.decode("utf-8", "replace")))
-            return
-        call.answer({"size": size})
-
-    def on_cancel() -> None:
-        give_up()
-        call.fail(Failure("cancelled", "cancelled"))
-
-    call.on_data, call.on_end, call.on_cancel, call.on_close = on_data, on_end, on_cancel, give_up
-
-
-def _temporary(path: bytes) -> bytes | None:
-    """A name beside the file, to be renamed over it; None where only a write in place keeps what is there."""
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return None
-    except FileNotFoundError:
-        pass
-    return os.path.join(os.path.dirname(path), b".skerry-%s" % binascii.hexlify(os.urandom(8)))
-
-
-def _keep_mode(path: bytes, fd: int) -> None:
-    try:
-        os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
-    except FileNotFoundError:
-        pass
 
 
 def stat_path(agent: Agent, call: Call) -> None:
@@ -284,7 +72,7 @@ def list_dir(agent: Agent, call: Call) -> None:
             state["count"] += 1
             yield entry(full, info, target)
 
-    send_records(agent, call, records(), lambda: call.answer({"count": state["count"]}))
+    RecordSender(call, records(), lambda: call.answer({"count": state["count"]}))
 
 
 def make_dir(agent: Agent, call: Call) -> None:
@@ -299,7 +87,7 @@ def make_dir(agent: Agent, call: Call) -> None:
 def move(agent: Agent, call: Call) -> None:
     source, target = path_of(agent, call.params), path_of(agent, call.params, "to")
     if not call.params.get("overwrite") and os.path.lexists(target):
-        raise Failure("exists", f"{target.decode('utf-8', 'replace')}: exists already")
+        raise Failure("exists", f"{shown(target)}: exists already")
     try:
         os.rename(source, target)
     except OSError as error:

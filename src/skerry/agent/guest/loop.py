@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
-import os
+import _signal
+import posix
 import select
 import time
+from _collections import deque
 from _heapq import heappop, heappush
-from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Loop:
         self._last: dict[Callable[[], None], None] = {}
         self._children: dict[int, Callable[[int], None]] = {}
         self._running = True
-        self._wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake_read, wake_write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.signal(_signal.SIGTERM, lambda *_: self.stop())
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
@@ -135,12 +135,12 @@ class Loop:
 
     def _on_signal(self, _events: int) -> None:
         try:
-            os.read(self._wake_read, 512)
+            posix.read(self._wake_read, 512)
         except BlockingIOError:
             pass
         while True:  # everything that ended is reaped, orphans too: we may be PID 1
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = posix.waitpid(-1, posix.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:

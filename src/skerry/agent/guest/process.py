@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import posix
 import time
-from collections import deque
+from _collections import deque
 
 from . import spawn
 from .channel import Call, Failure
@@ -31,7 +31,7 @@ class Output:
         self.number = number
         self.count = 0
         self.at_end = False
-        os.set_blocking(fd, False)
+        posix.set_blocking(fd, False)
         process.loop.watch(fd, READ, self._on_ready)
 
     def _on_ready(self, _events: int) -> None:
@@ -45,7 +45,7 @@ class Output:
             self.process.loop.forget(self.fd)
             return False
         try:
-            data = os.read(self.fd, min(room, _CHUNK))
+            data = posix.read(self.fd, min(room, _CHUNK))
         except BlockingIOError:
             return False
         except OSError:  # EIO: the terminal's other side is closed
@@ -65,7 +65,7 @@ class Output:
         if not self.at_end:
             self.at_end = True
             self.process.loop.forget(self.fd)
-            os.close(self.fd)
+            posix.close(self.fd)
 
     def drain_for_ever(self) -> None:
         """The process has ended but something it left still holds the pipe: read on, so that it is not killed
@@ -75,14 +75,14 @@ class Output:
 
         def drop(_events: int) -> None:
             try:
-                if os.read(fd, _CHUNK):
+                if posix.read(fd, _CHUNK):
                     return
             except BlockingIOError:
                 return
             except OSError:
                 pass
             loop.forget(fd)
-            os.close(fd)
+            posix.close(fd)
 
         loop.watch(fd, READ, drop)
 
@@ -212,7 +212,7 @@ class Process:
         while self._pending_input and self.input_fd >= 0:
             call, data = self._pending_input[0]
             try:
-                written = os.write(self.input_fd, data)
+                written = posix.write(self.input_fd, data)
             except BlockingIOError:
                 self.loop.watch(self.input_fd, WRITE, self._write_pending)
                 return
@@ -231,7 +231,7 @@ class Process:
     def _close_input(self) -> None:
         if self.input_fd >= 0:
             self.loop.forget(self.input_fd)
-            os.close(self.input_fd)
+            posix.close(self.input_fd)
             self.input_fd = -1
 
     # the end
@@ -243,10 +243,10 @@ class Process:
     def _on_exit(self, status: int) -> None:
         self._status = status
         self._duration = time.monotonic() - self._begin
-        if os.WIFSIGNALED(status):
-            self.signal = os.WTERMSIG(status)
+        if posix.WIFSIGNALED(status):
+            self.signal = posix.WTERMSIG(status)
         else:
-            self.exit_code = os.WEXITSTATUS(status)
+            self.exit_code = posix.WEXITSTATUS(status)
         if self._timer is not None:
             self._timer.cancel()
         self.check_done()
@@ -294,7 +294,7 @@ class Process:
         return {
             "process": self.number,
             "pid": self.pid,
-            "argv": [os.fsencode(arg).decode("utf-8", "replace") for arg in self.request.argv],
+            "argv": [spawn.to_bytes(arg).decode("utf-8", "replace") for arg in self.request.argv],
             "tag": self.request.tag,
             "pty": self.request.pty is not None,
             "background": self.request.background,
@@ -313,7 +313,7 @@ class Process:
             descendants.signal_all(self.pid, self.number, number)
             return
         try:
-            os.killpg(self.pid, number)
+            posix.killpg(self.pid, number)
         except ProcessLookupError:
             pass
 

@@ -1,8 +1,11 @@
-"""Starting a process: argv, folder, environment, user and terminal exactly as asked."""
+"""Starting a process: argv, folder, environment, user and terminal exactly as asked.
+
+What the agent needs to start uses `posix`, the C module behind `os`: importing `os` itself takes over a millisecond.
+"""
 
 from __future__ import annotations
 
-import os
+import posix
 import sys
 
 from .channel import Failure
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+DEFAULT_PATH = "/bin:/usr/bin"
 MARK = "SKERRY_PROCESS"
 """A variable in the environment of all that a process starts; by it the whole tree is found again."""
 
@@ -26,7 +30,7 @@ class Request:
 
     def __init__(self, params: dict[str, Any], home: str, base_env: dict[str, str], base_cwd: str) -> None:
         self.argv = _argv(params)
-        self.cwd = os.path.join(base_cwd, expand(_text(params, "cwd", base_cwd), home))
+        self.cwd = join(base_cwd, expand(_text(params, "cwd", base_cwd), home))
         self.env = {**base_env, **_env(params)}
         self.user = find_user(params.get("user"))
         if self.user is not None and self.user.home and "HOME" not in params.get("env", {}):
@@ -63,18 +67,31 @@ class User:
         self.home = home
 
 
+def to_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def to_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def join(folder: str, path: str) -> str:
+    """`path`, taken from `folder` unless it is absolute."""
+    return path if path.startswith("/") else folder.rstrip("/") + "/" + path
+
+
 def expand(path: str, home: str) -> str:
     """A path with `~` and relative paths taken from the home folder."""
     if path == "~" or path.startswith("~/"):
         path = path[2:]
-    return os.path.join(home, path)
+    return join(home, path)
 
 
 def start(request: Request, number: int) -> Child:
     env = dict(request.env)
     env[MARK] = str(number)
-    env_list = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-    programs = _candidates(request.argv[0], env.get("PATH") or os.defpath)
+    env_list = [to_bytes(f"{name}={value}") for name, value in env.items()]
+    programs = _candidates(request.argv[0], env.get("PATH") or DEFAULT_PATH)
     starter = _start_on_terminal if request.pty else _start_on_pipes
     try:
         return starter(request, programs, env_list)
@@ -83,26 +100,26 @@ def start(request: Request, number: int) -> Child:
 
 
 def _start_on_pipes(request: Request, programs: list[bytes], env: list[bytes]) -> Child:
-    out_read, out_write = os.pipe2(os.O_CLOEXEC)
-    err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    out_read, out_write = posix.pipe2(posix.O_CLOEXEC)
+    err_read, err_write = posix.pipe2(posix.O_CLOEXEC)
     if request.stdin:
-        in_read, in_write = os.pipe2(os.O_CLOEXEC)
+        in_read, in_write = posix.pipe2(posix.O_CLOEXEC)
     else:
-        in_read, in_write = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1
+        in_read, in_write = posix.open("/dev/null", posix.O_RDONLY | posix.O_CLOEXEC), -1
     child = Child(0, in_write, [(1, out_read), (2, err_read)])
     try:
         child.pid, error = _fork_exec(request, programs, env, (in_read, out_write, err_write))
     except BaseException:
         for fd in (out_read, err_read, in_write):
             if fd >= 0:
-                os.close(fd)
+                posix.close(fd)
         raise
     finally:
-        os.close(in_read)
-        os.close(out_write)
-        os.close(err_write)
+        posix.close(in_read)
+        posix.close(out_write)
+        posix.close(err_write)
     if in_write >= 0:
-        os.set_blocking(in_write, False)
+        posix.set_blocking(in_write, False)
     child.failure = _explain(error, request) if error else None
     return child
 
@@ -113,14 +130,14 @@ def _fork_exec(
     """The engine of `subprocess` without the rest of it: vfork where no user is changed, and no import."""
     import _posixsubprocess
 
-    fail_read, fail_write = os.pipe2(os.O_CLOEXEC)
+    fail_read, fail_write = posix.pipe2(posix.O_CLOEXEC)
     low = fail_write
     if fail_write < 3:
-        fail_write = os.dup(fail_write)
+        fail_write = posix.dup(fail_write)
     user = request.user
     identity: list[Any] = [None, None, None] if user is None else [user.gid, user.groups, user.uid]
     args: list[Any] = [
-        [os.fsencode(arg) for arg in request.argv], programs, True, (fail_write,), os.fsencode(request.cwd), env,
+        [to_bytes(arg) for arg in request.argv], programs, True, (fail_write,), to_bytes(request.cwd), env,
         stdio[0], -1, -1, stdio[1], -1, stdio[2], fail_read, fail_write, True, True,
     ]  # fmt: skip
     if sys.version_info >= (3, 11):
@@ -135,64 +152,64 @@ def _fork_exec(
     try:
         pid = _posixsubprocess.fork_exec(*args)
     except BaseException:
-        os.close(fail_read)
+        posix.close(fail_read)
         raise
     finally:
-        os.close(fail_write)
+        posix.close(fail_write)
         if low != fail_write:
-            os.close(low)
+            posix.close(low)
     error = b""
     while True:
-        part = os.read(fail_read, 512)
+        part = posix.read(fail_read, 512)
         if not part:
             break
         error += part
-    os.close(fail_read)
+    posix.close(fail_read)
     if error:
-        os.waitpid(pid, 0)
+        posix.waitpid(pid, 0)
     return pid, error
 
 
 def _explain(error: bytes, request: Request) -> tuple[int, str]:
     """The exit code and message of a program that did not start: the shell's own."""
-    _kind, number, where = (error.split(b":", 2) + [b"", b""])[:3]
+    _kind, number, where = [*error.split(b":", 2), b"", b""][:3]
     code = int(number or b"0", 16)
     if where == b"noexec" or where == b"cwd":
         try:
-            os.stat(request.cwd)
+            posix.stat(request.cwd)
         except OSError as reason:
             raise Failure("not_found", f"cwd {request.cwd}: {reason.strerror}") from None
-        raise Failure("denied", f"cwd {request.cwd}: {os.strerror(code)}")
+        raise Failure("denied", f"cwd {request.cwd}: {posix.strerror(code)}")
     return _exit_of(code, request.argv[0])
 
 
 def _exit_of(code: int, program: str) -> tuple[int, str]:
     if code == _ENOENT:
         return _NOT_FOUND, f"{program}: not found"
-    return _CANNOT_RUN, f"{program}: cannot run: {os.strerror(code)}"
+    return _CANNOT_RUN, f"{program}: cannot run: {posix.strerror(code)}"
 
 
 def _start_on_terminal(request: Request, programs: list[bytes], env: list[bytes]) -> Child:
-    master, slave = os.openpty()
+    master, slave = posix.openpty()
     assert request.pty is not None
     set_size(master, *request.pty)
-    fail_read, fail_write = os.pipe2(os.O_CLOEXEC)
-    argv = [os.fsencode(arg) for arg in request.argv]
-    pid = os.fork()
+    fail_read, fail_write = posix.pipe2(posix.O_CLOEXEC)
+    argv = [to_bytes(arg) for arg in request.argv]
+    pid = posix.fork()
     if pid == 0:
         _become(request, argv, programs, env, slave, fail_write)
-    os.close(slave)
-    os.close(fail_write)
-    error = os.read(fail_read, 512)
-    os.close(fail_read)
-    child = Child(pid, os.dup(master), [(1, master)])
-    os.set_blocking(master, False)
+    posix.close(slave)
+    posix.close(fail_write)
+    error = posix.read(fail_read, 512)
+    posix.close(fail_read)
+    child = Child(pid, posix.dup(master), [(1, master)])
+    posix.set_blocking(master, False)
     if error:
-        os.waitpid(pid, 0)
+        posix.waitpid(pid, 0)
         if error.startswith(b"cwd"):
-            os.close(master)
-            os.close(child.input_fd)
-            raise Failure("not_found", f"cwd {request.cwd}: {os.strerror(int(error[3:]))}")
+            posix.close(master)
+            posix.close(child.input_fd)
+            raise Failure("not_found", f"cwd {request.cwd}: {posix.strerror(int(error[3:]))}")
         child.failure = _exit_of(int(error), request.argv[0])
     return child
 
@@ -201,36 +218,36 @@ def _become(
     request: Request, argv: list[bytes], programs: list[bytes], env: list[bytes], slave: int, fail_write: int
 ) -> None:
     """In the forked child: take the terminal, change folder and user, and be the program."""
-    import _signal  # type: ignore[import-not-found]
+    import _signal
     import fcntl
     import termios
 
     try:
         _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)  # the others are reset by exec itself
-        os.setsid()
+        posix.setsid()
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
         for fd in (0, 1, 2):
-            os.dup2(slave, fd)
+            posix.dup2(slave, fd)
         if request.user is not None:
-            os.setgroups(request.user.groups)
-            os.setresgid(request.user.gid, request.user.gid, request.user.gid)
-            os.setresuid(request.user.uid, request.user.uid, request.user.uid)
+            posix.setgroups(request.user.groups)
+            posix.setresgid(request.user.gid, request.user.gid, request.user.gid)
+            posix.setresuid(request.user.uid, request.user.uid, request.user.uid)
         try:
-            os.chdir(request.cwd)
+            posix.chdir(request.cwd)
         except OSError as error:
-            os.write(fail_write, b"cwd%d" % (error.errno or 0))
-            os._exit(_CANNOT_RUN)
+            posix.write(fail_write, b"cwd%d" % (error.errno or 0))
+            posix._exit(_CANNOT_RUN)
         environment = dict(entry.split(b"=", 1) for entry in env)
         last = _ENOENT
         for program in programs:
             try:
-                os.execve(program, argv, environment)
+                posix.execve(program, argv, environment)
             except OSError as error:
                 if error.errno not in (_ENOENT, 20) or last == _ENOENT:
                     last = error.errno or last
-        os.write(fail_write, b"%d" % last)
+        posix.write(fail_write, b"%d" % last)
     finally:
-        os._exit(_CANNOT_RUN)
+        posix._exit(_CANNOT_RUN)
 
 
 def set_size(fd: int, rows: int, cols: int) -> None:
@@ -259,10 +276,10 @@ def find_user(text: object) -> User | None:
         if not gid_text.isdigit():
             raise Failure("invalid", "user is a name, UID or UID:GID")
         gid = int(gid_text)
-    if (uid, gid) == (os.geteuid(), os.getegid()):
+    if (uid, gid) == (posix.geteuid(), posix.getegid()):
         return None
-    if os.geteuid() != 0 or not _may_change_user():
-        raise Failure("unsupported", f"this box runs everything as uid {os.geteuid()}; it cannot become {text!r}")
+    if posix.geteuid() != 0 or not _may_change_user():
+        raise Failure("unsupported", f"this box runs everything as uid {posix.geteuid()}; it cannot become {text!r}")
     return User(uid, gid, _groups_of(name, gid), home)
 
 
@@ -301,8 +318,8 @@ def _groups_of(name: str, gid: int) -> list[int]:
 
 def _candidates(program: str, path: str) -> list[bytes]:
     if "/" in program:
-        return [os.fsencode(program)]
-    return [os.path.join(os.fsencode(folder or "."), os.fsencode(program)) for folder in path.split(":")]
+        return [to_bytes(program)]
+    return [to_bytes(join(folder or ".", program)) for folder in path.split(":")]
 
 
 def _argv(params: dict[str, Any]) -> list[str]:

@@ -4,13 +4,12 @@ ID only marks the process, so that it can be found again. The configuration is J
 in argv or the environment: it may hold a token.
 """
 
-import os
 import sys
 
 
 def main() -> None:
     package = type(sys)("skerry_agent")  # the folder may be mounted anywhere, under any name
-    package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
+    package.__path__ = [__file__.rpartition("/")[0] or "."]
     sys.modules["skerry_agent"] = package
     from skerry_agent import agent, wire  # type: ignore[import-not-found]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _socket
 import os
-from collections import deque
+from _collections import deque
 
 from .channel import Call, Failure
 from .loop import READ, WRITE

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections import deque
+from _collections import deque
 
 from . import trees, wire
 from .channel import Call, Failure, failure_of
-from .files import named, path_of
 from .loop import READ
+from .paths import named, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, InvalidSpec, NotFound, ProviderError
+from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, ProviderError
 from skerry.providers.local.processes import Process, boot_id
 from skerry.spec import SandboxId, parse_id
 
@@ -43,9 +43,12 @@ class Box:
 
     def make(self) -> None:
         try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
         except FileExistsError:
             raise Conflict(f"there is already a box {self.id}") from None
+        except OSError as error:
+            raise CreateFailed(f"the box's folder cannot be made: {error}") from error
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float) -> Iterator[bool]:

@@ -78,8 +78,9 @@ class Creation:
         self._interpreter: Interpreter = host.own_interpreter if spec.root is None else host.portable_interpreter
 
     def run(self) -> None:
-        self._box.make()
-        with self._box.locked(0), contextlib.closing(launch.Log()) as log:
+        with self._box.locked(0) as exists, contextlib.closing(launch.Log()) as log:
+            if not exists:
+                raise CreateFailed(f"box {self._box.id} was destroyed before it was made")
             try:
                 self._run(log)
             except ProviderUnavailable:

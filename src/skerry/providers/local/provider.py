@@ -77,7 +77,9 @@ class Local(Provider):
     async def create(self, id: SandboxId, spec: Spec) -> None:
         _refuse_what_is_never_honoured(spec)
         self._reap()
-        await self._in_thread(lambda: self._create(id, spec))
+        box = Box(self._state_dir, id)
+        box.make()  # at once: a destroy that comes after a cancelled create must find it
+        await self._in_thread(lambda: self._fill(box, spec))
 
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
         await self._in_thread(lambda: self._destroy(id))
@@ -101,9 +103,8 @@ class Local(Provider):
         """Once begun it runs to its end, cancelled or not: the box's lock makes whoever comes next wait for that."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _create(self, id: SandboxId, spec: Spec) -> None:
-        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        Creation(self._host, self._defaults, Box(self._state_dir, id), spec, self._remember_child).run()
+    def _fill(self, box: Box, spec: Spec) -> None:
+        Creation(self._host, self._defaults, box, spec, self._remember_child).run()
 
     def _destroy(self, id: SandboxId) -> None:
         box = Box(self._state_dir, id)

@@ -190,11 +190,11 @@ class Agent:
         if "call" in call.params:
             other = call.channel.calls.get(call.params["call"])
             if other is None or not isinstance(other.process, Job):
-                raise Failure("not_found", "that call has no process, or it has ended")
+                raise Failure("no_process", "that call has no process, or it has ended")
             return other.process
         job = self.jobs.get(call.params.get("process", -1))
         if job is None:
-            raise Failure("not_found", f"no process has the number {call.params.get('process')}")
+            raise Failure("no_process", f"no process has the number {call.params.get('process')}")
         return job
 
     async def _attach(self, call: Call) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class Agent:
             raise Failure("denied", "host is a loopback address of the box")
         listener = self.machine.listeners.get(call.params.get("port", -1))
         if listener is None:
-            raise Failure("not_found", "nothing answers on that port in the box: Connection refused")
+            raise Failure("refused", "nothing answers on that port in the box: Connection refused")
         up, down = listener.connect()
         up.writer.retain()
         down.reader.retain()

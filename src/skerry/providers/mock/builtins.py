@@ -9,7 +9,7 @@ from skerry.providers.mock.context import Context
 from skerry.providers.mock.handles import OpenFile
 from skerry.providers.mock.kernel import Exit
 from skerry.providers.mock.programs import program as programs
-from skerry.providers.mock.shell import Fds, LoopControl, Shell
+from skerry.providers.mock.shell import Fds, LoopControl, Return, Shell
 
 Builtin = Callable[[Shell, list[str], Fds], Awaitable[int]]
 
@@ -50,6 +50,18 @@ async def _unset(shell: Shell, argv: list[str], fds: Fds) -> int:
 
 async def _exit(shell: Shell, argv: list[str], fds: Fds) -> int:
     raise Exit(_number(argv[1]) if len(argv) > 1 else shell.status)
+
+
+async def _return(shell: Shell, argv: list[str], fds: Fds) -> int:
+    raise Return(_number(argv[1]) if len(argv) > 1 else shell.status)
+
+
+async def _local(shell: Shell, argv: list[str], fds: Fds) -> int:
+    """Variables of a function; here they outlive it."""
+    for word in argv[1:]:
+        name, _, value = word.partition("=")
+        shell.variables[name] = value
+    return 0
 
 
 async def _set(shell: Shell, argv: list[str], fds: Fds) -> int:
@@ -168,6 +180,6 @@ async def _nothing(shell: Shell, argv: list[str], fds: Fds) -> int:
 BUILTINS: dict[str, Builtin] = {
     "cd": _cd, "export": _export, "unset": _unset, "exit": _exit, "set": _set, "shift": _shift, "read": _read,
     "wait": _wait, "trap": _trap, "exec": _exec, "eval": _eval, ".": _source, "source": _source, "break": _break,
-    "continue": _continue, "command": _command, ":": _nothing, "umask": _nothing,
+    "continue": _continue, "return": _return, "local": _local, "command": _command, ":": _nothing, "umask": _nothing,
     **dict.fromkeys(("echo", "printf", "test", "[", "true", "false", "kill", "pwd"), _program),
 }  # fmt: skip

@@ -114,7 +114,7 @@ class Listener:
 
 
 class Context:
-    """A running program's view of its box.
+    """A running program's view of its box, as in this stand-in for a test runner:
 
         @mock.program("pytest")
         async def pytest(ctx):
@@ -122,6 +122,8 @@ class Context:
             await ctx.sleep(2.5)                       # virtual: takes no time
             await ctx.print("1 failed" if "bug" in source else "1 passed")
             return int("bug" in source)
+
+    Paths are relative to `cwd`. A program that is not async may return its exit code at once.
     """
 
     def __init__(

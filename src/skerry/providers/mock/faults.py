@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skerry.errors import CreateFailed, SkerryError
-from skerry.providers.base import BoxState
 from skerry.providers.mock.host import Box, Host
 from skerry.spec import SandboxId
 
@@ -55,18 +54,16 @@ class Faults:
 
     def lost_box(self, id: SandboxId) -> None:
         """The box is gone, as if another had removed it."""
-        self._host.box(id).halt()
+        self._host.box(id).do(Box.halt)
         del self._host.boxes[id]
 
     def dead_box(self, id: SandboxId) -> None:
         """Everything in the box died; what is left of it can be found."""
-        self._host.box(id).halt(BoxState.DEAD)
+        self._host.box(id).do(Box.halt)
 
     def drop_stream(self, id: SandboxId) -> None:
         """Every stream to the box breaks once; it can be dialled again."""
-        agent = self._host.box(id).agent
-        for channel in list(agent.channels) if agent is not None else []:
-            channel.close(ConnectionResetError("the mock dropped the stream"))
+        self._host.box(id).do(_drop_streams)
 
     def _on_create(self, fault: Callable[[Box], None], times: int) -> None:
         self._host.next_creates += [fault] * times
@@ -77,13 +74,17 @@ class Faults:
         if id is None:
             self._on_create(creating, times)
         else:
-            living(self._host.box(id))
+            self._host.box(id).do(living)
+
+
+def _drop_streams(box: Box) -> None:
+    for channel in list(box.agent.channels) if box.agent is not None else []:
+        channel.close(ConnectionResetError("the mock broke the stream"))
 
 
 def _kill_agent(box: Box) -> None:
-    agent, box.agent = box.agent, None
-    for channel in list(agent.channels) if agent is not None else []:
-        channel.close(ConnectionResetError("the agent died"))
+    _drop_streams(box)
+    box.agent = None
 
 
 def _hang(box: Box) -> None:

@@ -16,7 +16,7 @@ from skerry.providers.mock.tables import Table, options
 program = Table()
 
 
-def _describe(name: str, node: Node, path: bytes) -> str:
+def _describe(name: str, node: Node) -> str:
     when = datetime.fromtimestamp(node.mtime, UTC).strftime("%b %d %H:%M")
     arrow = f" -> {os.fsdecode(node.target)}" if node.is_link else ""
     return f"{modes.filemode(node.mode)} {node.links} {node.uid} {node.gid} {node.size} {when} {name}{arrow}"
@@ -41,7 +41,7 @@ async def _ls(context: Context) -> int:
             continue
         if len(paths) > 1 and node.is_dir:
             await context.print(f"{path}:")
-        lines = [_describe(name, child, where) if "l" in found else name for name, child in entries]
+        lines = [_describe(name, child) if "l" in found else name for name, child in entries]
         await context.stdout.write("".join(f"{line}\n" for line in lines))
     return status
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import os
 import posixpath
 import stat
@@ -42,6 +43,7 @@ class FileCalls:
         self._files = machine.files
         self._home = os.fsencode(home)
         self._uid = uid
+        self._numbers = itertools.count(1)
         self.handlers: dict[str, Handler] = {
             "read_file": self._read, "write_file": self._write, "stat": self._stat, "list_dir": self._list,
             "make_dir": self._make_dir, "move": self._move, "remove": self._remove, "chmod": self._chmod,
@@ -82,31 +84,42 @@ class FileCalls:
         offset, mode = params.get("offset"), params.get("mode")
         if params.get("parents"):
             self._files.make_dir(posixpath.dirname(path), self._uid, parents=True)
-        if params.get("atomic") and offset is None and not params.get("append"):
-            if self._files.exists(path):
-                self._files.open(path, "w", self._uid)
-            node = self._files.replace(path, await self._up(call, path), self._uid)
+        if params.get("atomic") and offset is None and not params.get("append") and not self._is_special(path):
+            node = await self._write_aside(call, path)
         else:
             node = self._files.open(path, "w", self._uid, create=True)
             if offset is None and not params.get("append"):
                 self._files.truncate(node)
-            at = offset or 0
-            while chunk := await call.read():
-                at = len(node.data) if params.get("append") else at
-                self._files.write(node, at, chunk, path)
-                at += len(chunk)
+            await self._fill(call, node, offset or 0, path, append=bool(params.get("append")))
         if type(mode) is int:
             node.mode = stat.S_IFMT(node.mode) | (mode & 0o7777)
         return {"size": node.size}
 
-    async def _up(self, call: Call, path: bytes) -> bytes:
-        """All that comes, refused as soon as it is more than the disk can hold."""
-        data = bytearray()
+    def _is_special(self, path: bytes) -> bool:
+        return self._files.exists(path) and not self._files.find(path, self._uid, follow=False).is_file
+
+    async def _write_aside(self, call: Call, path: bytes) -> Node:
+        """Write a file beside the old one, and put it in its place when it is whole."""
+        aside = posixpath.join(posixpath.dirname(path), b".skerry-%d" % next(self._numbers))
+        node = self._files.open(aside, "w", self._uid, create=True)
+        try:
+            await self._fill(call, node, 0, aside, append=False)
+            if self._files.exists(path):
+                node.mode = self._files.find(path, self._uid).mode
+            self._files.move(aside, path, self._uid)
+        except BaseException:
+            self._files.remove(aside, self._uid)
+            raise
+        return node
+
+    async def _fill(self, call: Call, node: Node, at: int, path: bytes, *, append: bool) -> None:
+        if node.is_device:
+            await call.read_all()
+            return
         while chunk := await call.read():
-            data += chunk
-            if self._files.used + len(data) > self._files.capacity:
-                raise OSError(28, os.strerror(28), os.fsdecode(path))
-        return bytes(data)
+            at = len(node.data) if append else at
+            self._files.write(node, at, chunk, path)
+            at += len(chunk)
 
     async def _stat(self, call: Call) -> dict[str, Any]:
         path = self._path(call)

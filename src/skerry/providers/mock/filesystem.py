@@ -7,6 +7,7 @@ import errno
 import os
 import posixpath
 import stat
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -275,7 +276,7 @@ class FileSystem:
         self._tell("delete", path, node.is_dir)
 
     def walk(self, path: bytes, depth: int | None = None, uid: int = 0) -> Iterator[tuple[bytes, Node]]:
-        """What is below a folder, each folder before its contents, names in order."""
+        """What is below a folder, level by level, names in order."""
         node = self.find(path, uid)
         if not node.is_dir:
             raise error(errno.ENOTDIR, path)
@@ -316,13 +317,14 @@ class FileSystem:
 
 
 def _below(node: Node, path: bytes, depth: int | None = None) -> Iterator[tuple[bytes, Node]]:
-    pending = [(posixpath.join(path, name), child, 1) for name, child in sorted(node.children.items(), reverse=True)]
-    while pending:
-        here, found, level = pending.pop()
-        yield here, found
-        if found.is_dir and (depth is None or level < depth):
-            inner = sorted(found.children.items(), reverse=True)
-            pending += [(posixpath.join(here, name), child, level + 1) for name, child in inner]
+    folders = deque([(path, node, 1)])
+    while folders:
+        here, folder, level = folders.popleft()
+        for name, found in sorted(folder.children.items()):
+            inner = posixpath.join(here, name)
+            yield inner, found
+            if found.is_dir and (depth is None or level < depth):
+                folders.append((inner, found, level + 1))
 
 
 def absolute(path: str | bytes, base: bytes) -> bytes:

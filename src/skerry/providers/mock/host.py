@@ -33,13 +33,27 @@ class Box:
         self.hangs = False
         self.garbage = False
         self.boot_s = 0.0
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def boot(self) -> None:
         host, spec = self.host, self.spec
         machine = Machine(host.clock, self.files, host.programs, max_pids=spec.pids, memory=spec.memory)
         self.machine = machine
+        self.loop = asyncio.get_running_loop()
         self.agent = Agent(machine, spec, self.halt)
         self.state = BoxState.RUNNING
+
+    def do(self, action: Callable[[Box], None]) -> None:
+        """Act on the box from anywhere: in the loop that it lives in, which the sync interface has in a thread."""
+        loop = self.loop
+        if loop is None or not loop.is_running() or _is_running_here(loop):
+            action(self)
+            return
+
+        async def act() -> None:
+            action(self)
+
+        asyncio.run_coroutine_threadsafe(act(), loop).result(timeout=10)
 
     def halt(self, state: BoxState = BoxState.DEAD) -> None:
         """Switch off: every process dies, every stream ends, the files stay."""
@@ -84,6 +98,13 @@ class Box:
         if self.machine is None or self.agent is None:
             raise WrongState(f"box {self.id} is {self.state}")
         return self.machine, self.agent
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 class Host:

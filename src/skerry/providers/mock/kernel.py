@@ -24,7 +24,7 @@ Program = Callable[["Context"], "Awaitable[int | None] | int | None"]
 PROGRAM_MARK = b"\x7fMOCK "
 _FREE_STEPS = 1000
 _STEPS_PER_SLICE = 50
-_SLICE_S = 0.01
+_SLICE_S = 1 / 64  # exact in binary, so that sums stay exact
 _NOT_CATCHABLE = {signal.SIGKILL, signal.SIGSTOP}
 _NO_DEATH = {signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG}
 
@@ -199,6 +199,9 @@ class Process:
             self.kill(signal.SIGKILL)
 
     def path(self, path: str | bytes) -> bytes:
+        """A path as this process means it, absolute."""
+        if not path:
+            raise error(errno.ENOENT, b"")
         return absolute(path, self.cwd)
 
 

@@ -302,5 +302,3 @@ async def _sh(context: Context) -> int:
         text = (await context.stdin.read_all()).decode(errors="surrogateescape")
     shell.errexit = errexit
     return await shell.run_text(text)
-
-

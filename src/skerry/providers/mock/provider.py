@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from skerry.agent.guest.channel import Failure
@@ -19,6 +20,11 @@ from skerry.providers.mock.replies import Matcher, Replies
 from skerry.spec import Network, SandboxId, Spec
 
 _BOOT_DEADLINE_S = 30.0
+
+
+@functools.cache
+def _host_of_this_process() -> Host:
+    return Host()
 
 
 class Mock(Provider):
@@ -42,7 +48,8 @@ class Mock(Provider):
 
     What is not defined is not there: `python3` without a program or a reply gives 127, as in a box without Python.
     There is no isolation, since only your own functions run. All images are the same; memory is what programs say
-    that they use (`ctx.use_memory`); disk and pids are counted and held.
+    that they use (`ctx.use_memory`); disk and pids are counted and held. Each `Mock()` has a host of its own; those
+    that are loaded by name share one, so that a sandbox is found again by its id within the same program.
     """
 
     name = "mock"
@@ -52,7 +59,9 @@ class Mock(Provider):
     def __init__(
         self, config: ProviderConfig | None = None, *, host: Host | None = None, clock: Clock | None = None
     ) -> None:
-        self.host = host or Host(clock=clock)
+        if host is None:
+            host = Host(clock=clock) if config is None else _host_of_this_process()
+        self.host = host
         self.faults = Faults(self.host)
 
     @property

@@ -10,7 +10,19 @@ from skerry.providers.mock import expand, syntax
 from skerry.providers.mock.context import Context
 from skerry.providers.mock.handles import Null, OpenFile, Pipe, open_file
 from skerry.providers.mock.kernel import Exit, Process
-from skerry.providers.mock.syntax import Case, Command, For, Group, If, Loop, Pipeline, Redirect, Sequence, Simple
+from skerry.providers.mock.syntax import (
+    Case,
+    Command,
+    For,
+    Function,
+    Group,
+    If,
+    Loop,
+    Pipeline,
+    Redirect,
+    Sequence,
+    Simple,
+)
 from skerry.providers.mock.words import SyntaxProblem, Word
 
 Fds = dict[int, OpenFile]
@@ -19,6 +31,13 @@ Fds = dict[int, OpenFile]
 class LoopControl(Exception):
     def __init__(self, *, stop: bool) -> None:
         self.stop = stop
+
+
+class Return(Exception):
+    """Ends a function of the script."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 class Shell:
@@ -31,6 +50,7 @@ class Shell:
         self.arguments = arguments
         self.status = 0
         self.jobs: list[Process] = []
+        self.functions: dict[str, Command] = {}
         self.traps: dict[str, str] = {}
         self.caught: list[str] = []
         self.errexit = False
@@ -40,6 +60,7 @@ class Shell:
         """The same shell in another process, for a subshell."""
         twin = Shell(context, self.name, self.arguments)
         twin.variables, twin.exported = dict(self.variables), set(self.exported)
+        twin.functions = dict(self.functions)
         twin.status, twin.pid, twin.errexit = self.status, self.pid, self.errexit
         return twin
 
@@ -57,7 +78,7 @@ class Shell:
                 return 2
             await self.run(program, self.process.fds)
             code = self.status
-        except Exit as end:
+        except (Exit, Return) as end:
             code = end.code
         if action := self.traps.pop("EXIT", ""):
             self.status = code
@@ -138,6 +159,8 @@ class Shell:
                 return await self.child(context)._command(command, context.process.fds, in_place=True)
             except LoopControl:
                 return 0
+            except Return as end:
+                return end.code
 
         process = self.process
         return process.machine.fork(
@@ -149,6 +172,9 @@ class Shell:
         opened: list[OpenFile] = []
         try:
             merged = await self._redirected(command.redirects, fds, opened)
+            if isinstance(command, Function):
+                self.functions[command.name] = command.body
+                return 0
             if isinstance(command, Simple):
                 return await self._simple(command, merged, in_place)
             if command.subshell and not in_place:
@@ -200,10 +226,22 @@ class Shell:
         if not argv:
             self.variables.update(values)
             return self.status
+        if argv[0] in self.functions:
+            self.variables.update(values)
+            return await self._call(self.functions[argv[0]], argv[1:], fds)
         if argv[0] in BUILTINS:
             self.variables.update(values)
             return await BUILTINS[argv[0]](self, argv, fds)
         return await self.run_program(argv, {**self.env, **values}, fds, in_place)
+
+    async def _call(self, body: Command, arguments: list[str], fds: Fds) -> int:
+        before, self.arguments = self.arguments, arguments
+        try:
+            return await self._command(body, fds)
+        except Return as end:
+            return end.code
+        finally:
+            self.arguments = before
 
     async def run_program(self, argv: list[str], env: Mapping[str, str], fds: Fds, in_place: bool) -> int:
         """A program in a process of its own or, `in_place`, instead of this shell."""

@@ -13,6 +13,7 @@ class MemoryStream(Stream):
         self._on_traffic = on_traffic
         self._peer: MemoryStream | None = None
         self._receiver: Receiver | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: list[bytes] = []
         self._inbox_size = 0
         self._open = True
@@ -27,6 +28,7 @@ class MemoryStream(Stream):
         return near, far
 
     def start(self, receiver: Receiver) -> None:
+        self._loop = asyncio.get_running_loop()
         self._receiver = receiver
         self._schedule()
 
@@ -65,9 +67,10 @@ class MemoryStream(Stream):
             self._receiver.closed(error)
 
     def _schedule(self) -> None:
-        if self._receiver is not None and not self._scheduled and (self._inbox or self._ended):
+        waiting = not self._scheduled and (self._inbox or self._ended)
+        if waiting and self._loop is not None and not self._loop.is_closed():
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._deliver)
+            self._loop.call_soon(self._deliver)
 
     def _deliver(self) -> None:
         self._scheduled = False

@@ -72,7 +72,14 @@ class Group:
     redirects: list[Redirect] = field(default_factory=list)
 
 
-Command = Simple | Group
+@dataclass
+class Function:
+    name: str
+    body: Command
+    redirects: list[Redirect] = field(default_factory=list)
+
+
+Command = Simple | Group | Function
 
 
 def parse(text: str) -> Sequence:
@@ -138,12 +145,20 @@ class _Parser:
         token = self.peek()
         if token is None:
             raise Incomplete("a command is missing")
+        if token.plain and self._follows("(", ")"):
+            self._at += 3
+            self._newlines()
+            return Function(token.plain, self._command())
         group = self._compound()
         if group is None:
             return self._simple()
         while (redirect := self._redirect()) is not None:
             group.redirects.append(redirect)
         return group
+
+    def _follows(self, *operators: str) -> bool:
+        ahead = self._tokens[self._at + 1 : self._at + 1 + len(operators)]
+        return [token.operator for token in ahead] == list(operators)
 
     def _compound(self) -> Group | None:
         match self._accept("(", "{", "if", "while", "until", "for", "case"):

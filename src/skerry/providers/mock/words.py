@@ -181,9 +181,7 @@ class Lexer:
             return Part("command", self._balanced(), quoted)
         if text.startswith("${", self.at):
             self.at += 1
-            match = re.fullmatch(
-                r"(#?\w+|[?$#!@*])(:?[-+=?]|%%?|##?)?(.*)", self._until("}"), re.DOTALL
-            )
+            match = re.fullmatch(r"(#?\w+|[?$#!@*])(:?[-+=?]|%%?|##?)?(.*)", self._until("}"), re.DOTALL)
             if match is None:
                 raise SyntaxProblem("Bad substitution")
             rule = match[2] or ""

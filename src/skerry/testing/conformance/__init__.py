@@ -1,6 +1,7 @@
 """What every provider promises, as tests that any provider can be held against.
 
-A provider's test file subclasses `ProviderConformance` with a `make_provider` fixture and `on_host`, the outside witness.
+A provider's test file subclasses `ProviderConformance` with a `make_provider` fixture and `on_host`, the outside
+witness.
 """
 
 from skerry.testing.conformance.base import Suite

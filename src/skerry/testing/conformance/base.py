@@ -22,6 +22,10 @@ class Suite:
     """Spec fields that every sandbox of this run needs, such as an image."""
 
     @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture
     def make_provider(self) -> Callable[[], Provider]:
         """Gives another object for the same installation each time, as a new process would have it."""
         raise NotImplementedError("a provider's test gives a `make_provider` fixture")

@@ -74,9 +74,7 @@ class ExecTests(Suite):
             await running
         await self._expect_no_other_process(sandbox)
 
-    async def test_losing_the_stream_kills_the_foreground_and_keeps_the_background(
-        self, sandbox: AsyncSandbox
-    ) -> None:
+    async def test_losing_the_stream_kills_the_foreground_and_keeps_the_background(self, sandbox: AsyncSandbox) -> None:
         background = await sandbox.start(["sleep", "1000"], background=True)
         foreground = await sandbox.start("echo up; sleep 1001")
         await output_until(foreground, b"up")

@@ -12,7 +12,7 @@ import pytest
 from skerry.errors import PathExists, PathInvalid, PathNotFound
 from skerry.results import FileType
 from skerry.sandbox import AsyncSandbox
-from skerry.testing.conformance.base import Suite
+from skerry.testing.conformance.base import Suite, eventually
 
 BIG = 50 << 20
 """Sandboxes have broken at 28 MiB: go well beyond."""
@@ -66,8 +66,11 @@ class FileTests(Suite):
                 return b"x" * 1000
 
         writing = asyncio.create_task(sandbox.files.write("kept", Endless()))
-        while len(await sandbox.files.list()) < 2:
-            await asyncio.sleep(0)
+
+        async def begun() -> bool:
+            return len(await sandbox.files.list()) == 2
+
+        await eventually(begun, "the write has begun beside the old file")
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -56,9 +57,7 @@ class LifecycleTests(Suite):
             await sandbox.exec(["true"])
 
     async def test_ten_at_once_do_not_see_each_other(self, provider: Provider) -> None:
-        sandboxes = await asyncio.gather(
-            *(AsyncSandbox.create(self.spec(provider), provider) for _ in range(10))
-        )
+        sandboxes = await asyncio.gather(*(AsyncSandbox.create(self.spec(provider), provider) for _ in range(10)))
         try:
             await asyncio.gather(*(each.files.write("mine", each.id) for each in sandboxes))
             for each in sandboxes:
@@ -72,10 +71,8 @@ class LifecycleTests(Suite):
             creating = asyncio.create_task(AsyncSandbox.create(self.spec(provider), provider))
             await asyncio.sleep(delay_ms / 1000)
             creating.cancel()
-            try:
+            with suppress(asyncio.CancelledError):
                 await (await creating).destroy()  # it was quicker
-            except asyncio.CancelledError:
-                pass
         assert await self.on_host() == before
         assert not await provider.discover()
 
@@ -151,8 +148,11 @@ class LifecycleTests(Suite):
     async def test_a_box_whose_agent_ended_is_an_error_not_a_result(
         self, provider: Provider, sandbox: AsyncSandbox
     ) -> None:
-        await sandbox.call("shutdown")
-        with pytest.raises(SkerryError) as caught:
+        async def use_until_it_fails() -> None:
             for _ in range(1000):
                 await sandbox.exec(["true"])
+
+        await sandbox.call("shutdown")
+        with pytest.raises(SkerryError) as caught:
+            await use_until_it_fails()
         assert caught.value.code in ("agent_unreachable", "call_interrupted", "not_found")
