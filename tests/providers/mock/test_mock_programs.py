@@ -88,6 +88,7 @@ async def test_a_program_that_uses_too_much_memory_is_killed(mock_provider: Mock
 
     async with AsyncSandbox(provider="mock", provider_object=mock_provider, memory="32M") as sandbox:
         assert (await sandbox.exec(["hungry"])).signal == 9
+        assert (await sandbox.exec("head -c 50000000 /dev/zero | sort | wc -c")).text == "0\n"
     async with AsyncSandbox(provider="mock", provider_object=mock_provider, memory="128M") as sandbox:
         assert (await sandbox.exec(["hungry"])).ok
 

@@ -23,6 +23,7 @@ from skerry.spec import Mount, Network, SandboxId, Spec
 _START = f"{skeleton.AGENT}/start.py"
 _HELLO = b'{"jsonrpc":"2.0","id":1,"method":"hello","params":{"protocol":1}}\n'
 _MAX_HELLO = 64 * 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _RLIMITS = {"core": 0, "nofile": 1024, "memlock": 64 * 1024, "msgqueue": 0, "rtprio": 0, "nice": 0}
 
 
@@ -38,8 +39,9 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float
 
     def limits(self, spec: Spec) -> Limits:
+        memory = self.memory if spec.memory is None else spec.memory
         return Limits(
-            memory=self.memory if spec.memory is None else spec.memory,
+            memory=memory - memory % _PAGE,
             pids=self.pids if spec.pids is None else spec.pids,
             cpus=self.cpus if spec.cpus is None else spec.cpus,
         )
@@ -94,25 +96,33 @@ class Creation:
 
     def _run(self, log: launch.Log) -> None:
         meta = self._intend()
-        with contextlib.closing(self._box.listen()) as listener:
-            read_fd, config_fd = launch.pipe_for_config()
-            info_read, info_write = os.pipe2(os.O_CLOEXEC)
-            with contextlib.closing(launch.Descriptors()) as inherited, open(config_fd, "wb", 0) as config:
-                listen_number, config_number = inherited.add(listener.detach()), inherited.add(read_fd)
-                options = self._options(inherited, inherited.add(info_write), meta)
-                args_number = inherited.add_data("\0".join(options).encode() + b"\0")
-                launcher_pid = self._spawn(inherited, log, args_number, config_number, meta)
-                inherited.close()
-                with open(info_read, "rb", 0) as info:
-                    first = _identify(launch.read_child_pid(info.fileno(), self._deadline))
-                self._box.write_processes([first, _identify(launcher_pid)])
-                config.write(self._config(listen_number))
+        first = self._start(meta, log)
         try:
             self._limit(first.pid, meta)
         except ProviderError:
             _identify(first.pid)  # if it is dead, that is what failed
             raise
         self._await_hello()
+
+    def _start(self, meta: Meta, log: launch.Log) -> Process:
+        """Start the box, note its processes, and only then give the agent what it waits for."""
+        config_read, config_write = launch.pipe_for_config()
+        info_read, info_write = os.pipe2(os.O_CLOEXEC)
+        with (
+            contextlib.closing(launch.Descriptors()) as inherited,
+            open(config_write, "wb", 0) as config,
+            open(info_read, "rb", 0) as info,
+        ):
+            config_number, info_number = inherited.add(config_read), inherited.add(info_write)
+            listen_number = inherited.add(self._box.listen().detach())
+            options = self._options(inherited, info_number, meta)
+            args_number = inherited.add_data("\0".join(options).encode() + b"\0")
+            launcher_pid = self._spawn(inherited, log, args_number, config_number, meta)
+            inherited.close()
+            first = _identify(launch.read_child_pid(info.fileno(), self._deadline))
+            self._box.write_processes([first, _identify(launcher_pid)])
+            config.write(self._config(listen_number))
+            return first
 
     def _intend(self) -> Meta:
         """Written before anything else exists, so that all that follows can be found by it."""

@@ -32,9 +32,11 @@ class Reader:
         return await self._file.read(self._process, count)
 
     async def read_all(self) -> bytes:
+        """Everything to the end; what is held counts as the program's memory."""
         chunks = []
         while chunk := await self.read():
             chunks.append(chunk)
+            self._process.use_memory(self._process.memory + len(chunk))
         return b"".join(chunks)
 
     async def readline(self) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 from skerry.agent.guest import wire
 from skerry.agent.guest.channel import Failure
-from skerry.agent.guest.files import named
+from skerry.agent.guest.paths import named
 from skerry.providers.mock.channel import Call, Handler
 from skerry.providers.mock.filesystem import Node
 from skerry.providers.mock.kernel import Bell, Machine

@@ -68,6 +68,10 @@ class Mock(Provider):
     def clock(self) -> Clock:
         return self.host.clock
 
+    async def pass_time(self, seconds: float) -> None:
+        """Let virtual time pass, for whoever waits for something to happen by itself."""
+        await self.clock.advance(seconds)
+
     def program(self, name: str) -> Callable[[Program], Program]:
         """Register the function behind a command, for all boxes of the host; see `Context` for what it is given."""
 

@@ -50,9 +50,12 @@ class Suite:
         await sandbox.destroy()
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+PassTime = Callable[[float], Awaitable[object]]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], what: str, pass_time: PassTime = asyncio.sleep) -> None:
     """Wait for something that the other side does in its own time, up to a deadline."""
     end = time.monotonic() + DEADLINE_S
     while not await condition():
         assert time.monotonic() < end, f"not within {DEADLINE_S:g} s: {what}"
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)

@@ -1,0 +1,169 @@
+"""Archives from a hostile box, judged by what is on the host afterwards."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import FileError, SkerryError
+from skerry.files import AsyncFiles
+
+from .lying_agent import ENTRY, LyingAgent, Message, requests_only, sandbox_of
+
+CONTENT = b"from the box"
+
+
+def entry(name: str, type: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, size: int | None = None) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = type, link, mode
+    body = CONTENT if type == tarfile.REGTYPE else b""
+    member.size = len(body) if size is None else size
+    return member.tobuf(tarfile.PAX_FORMAT) + body + b"\0" * (-len(body) % 512)
+
+
+END = b"\0" * 1024
+LINK, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+def escapes(outside: str) -> dict[str, list[bytes]]:
+    return {
+        "dots": [entry("../victim")],
+        "dots inside": [entry("a/../../victim")],
+        "absolute": [entry(f"{outside}/victim")],
+        "absolute with many slashes": [entry(f"//{outside}/victim")],
+        "through a link": [entry("door", LINK, outside), entry("door/victim")],
+        "through a relative link": [entry("door", LINK, ".."), entry("door/victim")],
+        "through two links": [entry("a", LINK, "b"), entry("b", LINK, outside), entry("a/victim")],
+        "over a link": [entry("victim", LINK, f"{outside}/victim"), entry("victim")],
+        "a folder over a link": [entry("door", LINK, outside), entry("door", tarfile.DIRTYPE, mode=0o777)],
+        "a hard link out": [entry("x", HARD, f"{outside}/victim"), entry("x")],
+        "a hard link out by dots": [entry("x", HARD, "../victim"), entry("x")],
+        "a hard link through a link": [entry("d", LINK, outside), entry("x", HARD, "d/victim"), entry("x")],
+        "a hard link to a link": [entry("l", LINK, f"{outside}/victim"), entry("x", HARD, "l"), entry("x")],
+        "a device": [entry("null", tarfile.CHRTYPE)],
+        "a disk": [entry("disk", tarfile.BLKTYPE)],
+        "a pipe": [entry("pipe", tarfile.FIFOTYPE)],
+        "a name with NUL": [entry("a\0b")],
+        "an empty name": [entry("")],
+        "a name of dots": [entry(".."), entry("."), entry("/")],
+        "a name too long": [entry("n" * 300)],
+        "a file where a folder was": [entry("d/x"), entry("d")],
+        "a folder where a file was": [entry("d"), entry("d/x")],
+        "garbage": [b"\xff" * 5000],
+        "cut off": [entry("x")[:600]],
+        "a file that is shorter than it says": [entry("x", size=1 << 20)],
+        "a negative size": [entry("x", size=0).replace(b"00000000000\x00", b"-0000000001\x00", 1)],
+        "a pax header that lies": [b"".join(_pax({"path": "../victim"})), entry("harmless")],
+        "a pax size that lies": [b"".join(_pax({"size": "-5"})), entry("harmless")],
+        "a pax size of the moon": [b"".join(_pax({"size": "9" * 30})), entry("harmless")],
+        "a sparse file": [b"".join(_pax({"GNU.sparse.realsize": str(1 << 50), "GNU.sparse.map": "0,1"})), entry("s")],
+        "a folder below itself 5,000 deep": [entry("/".join(["d"] * 2000) + "/x")],
+    }
+
+
+def _pax(headers: dict[str, str]) -> Iterator[bytes]:
+    yield tarfile.TarInfo.create_pax_global_header(headers) if False else tarfile.TarInfo._create_pax_generic_header(
+        headers, tarfile.XHDTYPE, "utf-8"
+    )
+
+
+def downloads(tar: bytes) -> AsyncFiles:
+    @requests_only
+    def script(agent: LyingAgent, message: Message) -> None:
+        if message["method"] == "stat":
+            agent.answer(message, {**ENTRY, "type": "dir"})
+            return
+        for at in range(0, len(tar), 10_000):
+            agent.data(message["id"], tar[at : at + 10_000])
+        agent.answer(message, {})
+
+    return sandbox_of(script).files
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+        if "box" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("attack", escapes("/"))
+async def test_nothing_outside_the_folder_changes(tmp_path: Path, attack: str) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "box"
+    outside.mkdir()
+    for victim in (outside / "victim", tmp_path / "victim"):
+        victim.write_bytes(b"precious")
+        victim.chmod(0o600)
+    before, names = snapshot(tmp_path), set(os.listdir(tmp_path)) | {"box"}
+    mode = outside.stat().st_mode
+    try:
+        await downloads(b"".join(escapes(str(outside))[attack]) + END).download("x", target)
+    except SkerryError:
+        pass
+    assert snapshot(tmp_path) == before
+    assert set(os.listdir(tmp_path)) <= names
+    assert outside.stat().st_mode == mode
+    assert (outside / "victim").stat().st_nlink == 1
+    for path in target.rglob("*"):
+        kind = path.lstat().st_mode
+        assert stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind), path
+        assert stat.S_ISLNK(kind) or not kind & 0o7000, path
+
+
+REFUSED = ["dots", "absolute", "through a link", "through a relative link", "a hard link out", "a device", "garbage",
+           "a pipe", "cut off", "a file that is shorter than it says", "a pax header that lies"]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+async def test_an_attack_is_told_not_passed_over(tmp_path: Path, attack: str) -> None:
+    with pytest.raises(FileError):
+        await downloads(b"".join(escapes(str(tmp_path))[attack]) + END).download("x", tmp_path / "box")
+
+
+async def test_setuid_and_sticky_bits_are_dropped(tmp_path: Path) -> None:
+    tar = entry("tool", mode=0o6755) + entry("dir", tarfile.DIRTYPE, mode=0o7777) + END
+    await downloads(tar).download("x", tmp_path / "box")
+    assert stat.S_IMODE((tmp_path / "box/tool").stat().st_mode) == 0o755
+    assert (tmp_path / "box/dir").stat().st_mode & 0o7000 == 0
+
+
+async def test_the_limit_of_bytes_counts_what_is_announced_before_it_is_written(tmp_path: Path) -> None:
+    tar = entry("bomb", size=1 << 40)
+    with pytest.raises(SkerryError):
+        await downloads(tar + END).download("x", tmp_path / "box", max_bytes=1 << 20)
+    assert sum(path.stat().st_blocks for path in (tmp_path / "box").rglob("*")) * 512 <= 1 << 20
+
+
+async def test_links_inside_the_folder_arrive_as_links(tmp_path: Path) -> None:
+    tar = entry("real") + entry("soft", LINK, "real") + entry("hard", HARD, "real") + entry("gone", LINK, "/nowhere")
+    await downloads(tar + END).download("x", tmp_path / "box")
+    box = tmp_path / "box"
+    assert os.readlink(box / "soft") == "real"
+    assert os.readlink(box / "gone") == "/nowhere"
+    assert (box / "hard").read_bytes() == CONTENT
+
+
+async def test_an_ordinary_archive_arrives(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        archive.add(__file__, "a/b/c.py")
+    await downloads(buffer.getvalue()).download("x", tmp_path / "box")
+    assert (tmp_path / "box/a/b/c.py").read_bytes() == Path(__file__).read_bytes()
+
+
+async def test_what_is_already_in_the_folder_is_not_followed_out_of_it(tmp_path: Path) -> None:
+    """A second download into a folder that the first one filled with links."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    files = downloads(entry("door", LINK, str(outside)) + END)
+    await files.download("x", tmp_path / "box")
+    with pytest.raises(FileError):
+        await downloads(entry("door/victim") + END).download("x", tmp_path / "box")
+    assert os.listdir(outside) == []

@@ -1,0 +1,164 @@
+"""What the pages say is true: their code runs and prints what they show, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skerry import providers
+from skerry.errors import ProviderUnavailable, SkerryError, Unsupported
+from skerry.spec import SandboxId, Spec
+
+from .pages import PAGES, ROOT, Block, blocks, matches
+
+_TIMEOUT_S = 30
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a reader has: `skerry` and the interpreter on PATH, and no settings. Needs the real default provider."""
+    cache = tmp_path_factory.mktemp("cache")
+    try:
+        asyncio.run(providers.load("local", {"cache_dir": str(cache)}).check())
+    except ProviderUnavailable as error:
+        if "local" in os.environ.get("SKERRY_REQUIRE", "").split(","):
+            raise
+        pytest.skip(str(error))
+    empty = cache / "config.toml"
+    empty.touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SKERRY_", "PYTEST_"))}
+    path = [str(ROOT), os.path.dirname(sys.executable), kept["PATH"]]
+    settings = {"SKERRY_CONFIG": str(empty), "SKERRY_PROVIDERS__LOCAL__CACHE_DIR": str(cache)}
+    return {**kept, **settings, "PATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture
+def folder(environment: dict[str, str]) -> Iterator[Path]:
+    """Where a page's blocks run, with a state folder of its own, in which they have to leave nothing."""
+    folder = Path(tempfile.mkdtemp(prefix="skerry-docs-"))
+    folder.chmod(0o755)  # what a page mounts must be reachable for a box's own uid
+    (folder / "skerry").symlink_to(ROOT / "skerry")
+    yield folder
+    left = [path.name for path in (folder / "state/local").glob("*-*-*-*-*")]
+    local = providers.load("local", {"state_dir": str(folder / "state/local")})
+    for id in left:
+        asyncio.run(local.destroy(SandboxId(id)))
+    shutil.rmtree(folder)
+    assert left == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
+def test_the_code_of_a_page_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path
+) -> None:
+    env = {**environment, "SKERRY_STATE_DIR": str(folder / "state")}
+    for block in blocks(page):
+        if block.file is not None:
+            (folder / block.file).write_text(block.code)
+        else:
+            run(block, f"{named(page)}:{block.line}", env, folder)
+
+
+def run(block: Block, where: str, env: dict[str, str], folder: Path) -> None:
+    command = [sys.executable, "-c"] if block.language == "python" else ["sh", "-euc"]
+    done = subprocess.run(
+        [*command, block.code],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=_TIMEOUT_S,
+        text=True,
+    )
+    assert done.returncode == 0, f"{where} failed:\n{done.stdout}"
+    if block.output is not None:
+        assert matches(block.output, done.stdout), f"{where} printed:\n{done.stdout}\nand shows:\n{block.output}"
+
+
+def test_the_generated_parts_are_as_the_code_is() -> None:
+    done = subprocess.run([sys.executable, ROOT / "scripts/generate_docs", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{named(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{named(page)} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as a forge makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = ROOT / "docs/index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in _LINK.findall(index.read_text())}
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - {index} <= linked
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """The cells of each row of a page's tables, by the code in its first cell."""
+    text = (ROOT / page).read_text()
+    lines = re.findall(r"^\| `([^`]+)` \| (.*) \|$", text, re.MULTILINE)
+    return {name: re.split(r" \| ", cells) for name, cells in lines}
+
+
+def test_the_spec_page_has_every_field_and_its_default() -> None:
+    told = rows("docs/reference/spec.md")
+    fields = zip(Spec.__struct_fields__, Spec.__struct_defaults__, strict=True)
+    defaults = {name: default() if callable(default) else default for name, default in fields}
+    assert list(told) == list(defaults)
+    for name, default in defaults.items():
+        shown = "" if default is None or not len(str(default)) or default in ({}, ()) else f'`"{default}"`'
+        assert told[name][1] == shown, name
+
+
+ASKED = {
+    "image": "debian", "root": "/", "memory": "64M", "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"},
+    "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"], "network": "host", "lifetime": 60, "idle": 60,
+    "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ASKED)
+async def test_the_spec_page_tells_which_provider_refuses_a_field(option: str) -> None:
+    told = rows("docs/reference/spec.md")
+    field = option + "_s" if option in ("lifetime", "idle") else option
+    for name, cell in zip(("local", "mock"), told[field][3:], strict=True):
+        assert (cell == "refused") == await refuses(name, Spec.of(provider=name, **{option: ASKED[option]})), name  # type: ignore[arg-type]
+
+
+async def refuses(name: str, spec: Spec) -> bool:
+    provider = providers.load(name)
+    try:
+        await provider.enforcement(spec)
+    except Unsupported:
+        return True
+    except SkerryError as error:
+        pytest.skip(str(error))
+    finally:
+        await provider.aclose()
+    return False
