@@ -25,6 +25,8 @@ T = TypeVar("T")
 _TRANSFER_S = 3600.0
 _CHUNK = 1 << 20
 MAX_ENTRIES = 1_000_000
+MAX_READ = 1 << 30
+MAX_DOWNLOAD = 16 << 30
 
 AnyPath = str | bytes | os.PathLike[str]
 
@@ -97,10 +99,12 @@ class AsyncFiles:
 
     # contents
 
-    async def read(self, path: AnyPath, *, offset: int = 0, length: int | None = None) -> bytes:
-        """A file, or a range of it."""
+    async def read(
+        self, path: AnyPath, *, offset: int = 0, length: int | None = None, max_bytes: int = MAX_READ
+    ) -> bytes:
+        """A file, or a range of it. More than `max_bytes` is an error: take `iter_chunks` or `download` for that."""
         buffer = io.BytesIO()
-        await self._read_to(path, offset, length, lambda _fd, data: buffer.write(data))
+        await self._read_to(path, offset, length, max_bytes, buffer.write)
         return buffer.getvalue()
 
     async def read_text(self, path: AnyPath) -> str:
@@ -108,11 +112,21 @@ class AsyncFiles:
         return (await self.read(path)).decode()
 
     async def _read_to(
-        self, path: AnyPath, offset: int, length: int | None, on_data: Callable[[int, memoryview], object]
+        self, path: AnyPath, offset: int, length: int | None, max_bytes: int, write: Callable[[memoryview], object]
     ) -> None:
+        """A file's content to `write`, as it comes; what the sandbox sends beyond the bound is not taken."""
         client = await self._connect()
-        params = {**path_params(path), "offset": offset, "length": length}
-        call = client.open("read_file", params, on_data=on_data)
+        left = max_bytes
+
+        def on_data(_fd: int, data: memoryview) -> None:
+            nonlocal left
+            left -= len(data)
+            if left >= 0:
+                write(data)
+            else:
+                call.stop(LimitReached(f"{os.fsdecode(path)} is larger than {max_bytes} bytes"))
+
+        call = client.open("read_file", {**path_params(path), "offset": offset, "length": length}, on_data=on_data)
         try:
             await call.result(dict[str, Any], _TRANSFER_S)
         finally:
@@ -252,9 +266,9 @@ class AsyncFiles:
         finally:
             call.abandon()
 
-    async def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """Copy a file or a folder of the sandbox to the host. A file appears whole or not at all; a folder's
-        content cannot leave `local`, whatever the sandbox put into it."""
+    async def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int = MAX_DOWNLOAD) -> None:
+        """Copy a file or a folder of the sandbox to the host, at most `max_bytes`. A file appears whole or not at
+        all; a folder's content cannot leave `local`, whatever the sandbox put into it."""
         local = Path(local)
         info = await self.stat(remote)
         if info.is_dir:
@@ -262,31 +276,20 @@ class AsyncFiles:
         else:
             await self._download_file(remote, local, info, max_bytes)
 
-    async def _download_file(self, remote: AnyPath, local: Path, info: FileInfo, max_bytes: int | None) -> None:
+    async def _download_file(self, remote: AnyPath, local: Path, info: FileInfo, max_bytes: int) -> None:
         if local.is_dir():
             local = local / info.name
         fd, temporary = tempfile.mkstemp(prefix=".skerry-", dir=local.parent)
-        left = [max_bytes]
+        with open(fd, "wb", buffering=0) as file:
+            try:
+                await self._read_to(remote, 0, None, max_bytes, lambda data: _write_whole(fd, data))
+                os.fchmod(file.fileno(), info.mode & 0o777)
+                os.replace(temporary, local)
+            except BaseException:
+                os.unlink(temporary)
+                raise
 
-        def on_data(_fd: int, data: memoryview) -> None:
-            if left[0] is not None:
-                left[0] -= len(data)
-                if left[0] < 0:
-                    raise LimitReached(f"{os.fsdecode(remote)} is larger than {max_bytes} bytes")
-            while data:
-                data = data[os.write(fd, data) :]
-
-        try:
-            await self._read_to(remote, 0, None, on_data)
-            os.fchmod(fd, info.mode & 0o777)
-            os.replace(temporary, local)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        finally:
-            os.close(fd)
-
-    async def _download_tree(self, remote: AnyPath, local: Path, max_bytes: int | None) -> None:
+    async def _download_tree(self, remote: AnyPath, local: Path, max_bytes: int) -> None:
         client = await self._connect()
         call = client.open("tree_download", path_params(remote))
         chunks = call.chunks()
@@ -354,6 +357,11 @@ class AsyncWatch:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _write_whole(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 async def _send_all(call: Call, read: Callable[[int], bytes | None]) -> None:

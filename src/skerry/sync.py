@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from skerry.files import AnyPath, AsyncFiles, AsyncWatch
+from skerry.files import MAX_DOWNLOAD, MAX_READ, AnyPath, AsyncFiles, AsyncWatch
 from skerry.lifecycle import State
 from skerry.portal import portal
 from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output
@@ -137,9 +137,9 @@ class Files:
         self._async = twin
         return self
 
-    def read(self, path: AnyPath, *, offset: int = 0, length: int | None = None) -> bytes:
-        """A file, or a range of it."""
-        return portal.run(self._async.read(path, offset=offset, length=length))
+    def read(self, path: AnyPath, *, offset: int = 0, length: int | None = None, max_bytes: int = MAX_READ) -> bytes:
+        """A file, or a range of it. More than `max_bytes` is an error: take `iter_chunks` or `download` for that."""
+        return portal.run(self._async.read(path, offset=offset, length=length, max_bytes=max_bytes))
 
     def read_text(self, path: AnyPath) -> str:
         """A file as UTF-8."""
@@ -210,9 +210,9 @@ class Files:
         """Copy a file or a folder of the host into the sandbox."""
         portal.run(self._async.upload(local, remote))
 
-    def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """Copy a file or a folder of the sandbox to the host. A file appears whole or not at all; a folder's
-        content cannot leave `local`, whatever the sandbox put into it.
+    def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int = MAX_DOWNLOAD) -> None:
+        """Copy a file or a folder of the sandbox to the host, at most `max_bytes`. A file appears whole or not at
+        all; a folder's content cannot leave `local`, whatever the sandbox put into it.
         """
         portal.run(self._async.download(remote, local, max_bytes=max_bytes))
 

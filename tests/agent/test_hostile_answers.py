@@ -177,9 +177,9 @@ async def test_a_record_without_end_is_cut_off_in_bounded_memory() -> None:
     @requests_only
     def script(agent: LyingAgent, message: Message) -> None:
         def more() -> None:
-            if agent.is_open and not agent.asked("cancel"):
-                agent.data(message["id"], b"x" * 200_000)
+            if agent.is_open and not agent.asked("cancel") and len(agent.messages) < 1000:
                 asyncio.get_running_loop().call_later(0.001, more)
+                agent.data(message["id"], b"x" * 200_000)
 
         more()
 
@@ -255,9 +255,9 @@ async def test_an_endless_download_stops_at_its_limit_and_leaves_nothing(tmp_pat
             return
 
         def more() -> None:
-            if agent.is_open and not agent.asked("cancel"):
-                agent.data(message["id"], b"x" * 10_000)
+            if agent.is_open and not agent.asked("cancel") and len(agent.messages) < 1000:
                 asyncio.get_running_loop().call_soon(more)
+                agent.data(message["id"], b"x" * 10_000)
 
         more()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -59,18 +60,32 @@ def escapes(outside: str) -> dict[str, list[bytes]]:
         "cut off": [entry("x")[:600]],
         "a file that is shorter than it says": [entry("x", size=1 << 20)],
         "a negative size": [entry("x", size=0).replace(b"00000000000\x00", b"-0000000001\x00", 1)],
-        "a pax header that lies": [b"".join(_pax({"path": "../victim"})), entry("harmless")],
-        "a pax size that lies": [b"".join(_pax({"size": "-5"})), entry("harmless")],
-        "a pax size of the moon": [b"".join(_pax({"size": "9" * 30})), entry("harmless")],
-        "a sparse file": [b"".join(_pax({"GNU.sparse.realsize": str(1 << 50), "GNU.sparse.map": "0,1"})), entry("s")],
-        "a folder below itself 5,000 deep": [entry("/".join(["d"] * 2000) + "/x")],
+        "a pax header that lies": [_pax({"path": "../victim"}), entry("harmless")],
+        "a pax size that lies": [_pax({"size": "-5"}), entry("harmless")],
+        "a pax size of the moon": [_pax({"size": "9" * 30}), entry("harmless")],
+        "a sparse file": [*_sparse(64 << 20)],
+        "folders 2,000 deep": [entry("/".join(["d"] * 2000) + "/x")],
     }
 
 
-def _pax(headers: dict[str, str]) -> Iterator[bytes]:
-    yield tarfile.TarInfo.create_pax_global_header(headers) if False else tarfile.TarInfo._create_pax_generic_header(
-        headers, tarfile.XHDTYPE, "utf-8"
-    )
+def _pax(headers: dict[str, str]) -> bytes:
+    """Headers that overrule those of the next entry."""
+    header: bytes = tarfile.TarInfo._create_pax_generic_header(headers, tarfile.XHDTYPE, "utf-8")  # type: ignore[attr-defined]
+    return header
+
+
+def _sparse(size: int) -> list[bytes]:
+    """A few bytes of archive that stand for a file of any size."""
+    return [_pax({"GNU.sparse.realsize": str(size), "GNU.sparse.map": "0,1", "GNU.sparse.major": "0"}), entry("s")]
+
+
+@pytest.fixture(autouse=True)
+def no_huge_files() -> Iterator[None]:
+    """A test that fails must not fill the disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (128 << 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def downloads(tar: bytes) -> AsyncFiles:
@@ -138,6 +153,14 @@ async def test_the_limit_of_bytes_counts_what_is_announced_before_it_is_written(
     tar = entry("bomb", size=1 << 40)
     with pytest.raises(SkerryError):
         await downloads(tar + END).download("x", tmp_path / "box", max_bytes=1 << 20)
+    assert sum(path.stat().st_blocks for path in (tmp_path / "box").rglob("*")) * 512 <= 1 << 20
+
+
+async def test_a_small_archive_does_not_become_a_large_folder(tmp_path: Path) -> None:
+    try:
+        await downloads(b"".join(_sparse(64 << 20)) + END).download("x", tmp_path / "box")
+    except SkerryError:
+        pass
     assert sum(path.stat().st_blocks for path in (tmp_path / "box").rglob("*")) * 512 <= 1 << 20
 
 

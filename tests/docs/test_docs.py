@@ -74,18 +74,19 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(
 
 
 def run(block: Block, where: str, env: dict[str, str], folder: Path) -> None:
-    command = [sys.executable, "-c"] if block.language == "python" else ["sh", "-euc"]
+    is_python = block.language == "python"
+    command = [sys.executable, "-c"] if is_python else ["sh", "-euc"]
     done = subprocess.run(
         [*command, block.code],
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if is_python else subprocess.STDOUT,  # a shell shows both
         timeout=_TIMEOUT_S,
         text=True,
     )
-    assert done.returncode == 0, f"{where} failed:\n{done.stdout}"
+    assert done.returncode == 0, f"{where} failed:\n{done.stdout}\n{done.stderr}"
     if block.output is not None:
         assert matches(block.output, done.stdout), f"{where} printed:\n{done.stdout}\nand shows:\n{block.output}"
 

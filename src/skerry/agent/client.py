@@ -103,7 +103,11 @@ class Call:
 
     def deliver(self, fd: int, data: memoryview) -> None:
         if self._on_data is not None:
-            self._on_data(fd, data)
+            try:
+                self._on_data(fd, data)
+            except Exception as error:  # the caller's own trouble, such as a full disk: it ends this call only
+                self.abandon()
+                self.settle(_NOTHING, error)
             self.consume(len(data))
         else:
             self._chunks.append((fd, bytes(data)))
@@ -208,9 +212,13 @@ class Call:
         if self._client.forget(self):
             self._client.notify("cancel", {"id": self.id})
 
-    def _expire(self, timeout_s: float) -> None:
+    def stop(self, error: SkerryError) -> None:
+        """End the call with an error of ours."""
         self.abandon()
-        self.settle(_NOTHING, CallTimeout(f"the agent did not answer within {timeout_s:g} s"))
+        self.settle(_NOTHING, error)
+
+    def _expire(self, timeout_s: float) -> None:
+        self.stop(CallTimeout(f"the agent did not answer within {timeout_s:g} s"))
 
 
 class AgentClient:

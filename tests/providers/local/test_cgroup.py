@@ -183,3 +183,15 @@ def test_a_user_manager_that_delegates_is_found_by_starting_a_scope(
         tool.write_text(f"#!/bin/sh\nexit {code}\n")
         tool.chmod(0o755)
         assert scope.usable_controllers(7, tmp_path) == expected
+
+
+def test_what_a_killed_process_left_of_its_trial_is_removed_by_the_next() -> None:
+    found = cgroup.find()
+    if found.why_not:
+        pytest.skip(f"this host lets us make no cgroups: {found.why_not}")
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left = found.parents["pids"].path / f"skerry-try-{process.pid}-pids"
+    left.mkdir()
+    cgroup.find()
+    assert not left.exists()

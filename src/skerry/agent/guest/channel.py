@@ -165,7 +165,8 @@ class Call:
 
     def close(self) -> None:
         self.open = False
-        self.pump = self.on_data = self.on_end = self.on_cancel = None
+        # What a handler holds (files above all) must go with the call, not with the next garbage collection.
+        self.pump = self.on_data = self.on_end = self.on_cancel = self.on_close = self.ref = None
         self.channel.calls.pop(self.id, None)
 
 

@@ -40,6 +40,8 @@ class Box:
     def __init__(self, state_dir: Path, id: SandboxId) -> None:
         self.id = id
         self.path = state_dir / id
+        self.lock_fd = -1
+        """While the box is locked: a tool that inherits it keeps the lock until it has ended, even if we are killed."""
 
     def make(self) -> None:
         try:
@@ -60,8 +62,10 @@ class Box:
             return
         try:
             self._wait_for_lock(fd, time.monotonic() + timeout_s)
+            self.lock_fd = fd
             yield self.path.exists()
         finally:
+            self.lock_fd = -1
             os.close(fd)
 
     def _wait_for_lock(self, fd: int, deadline: float) -> None:

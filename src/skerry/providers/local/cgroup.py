@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from skerry.errors import ProviderError
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
+_TRY = "skerry-try-"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -169,7 +171,8 @@ def _candidates(controller: str, mounts: list[tuple[str, str, Path, set[str]]], 
 
 def _try_out(parent: Parent, controller: str) -> str | None:
     """None if a group with this controller works there, else what is wrong."""
-    group = parent.path / f"skerry-try-{os.getpid()}-{controller}"
+    group = parent.path / f"{_TRY}{os.getpid()}-{controller}"
+    _sweep(parent.path)
     try:
         if parent.version == 2:
             _enable(parent.path, controller)
@@ -186,6 +189,14 @@ def _try_out(parent: Parent, controller: str) -> str | None:
     finally:
         group.rmdir()
     return None
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what a process left that was killed while it tried a group out."""
+    for group in parent.glob(f"{_TRY}*"):
+        if not os.path.exists(f"/proc/{group.name.removeprefix(_TRY).partition('-')[0]}"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
 
 
 def _enable(path: Path, controller: str) -> None:

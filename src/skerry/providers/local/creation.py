@@ -202,7 +202,7 @@ class Creation:
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             os.close(fd)
             raise InvalidSpec(f"{field}: {str(path)!r} is neither a folder nor a file", field=field)
-        return mounts.open_way(self._box.id, fd) if self._host.has_own_uids else fd
+        return mounts.open_way(self._box, fd) if self._host.has_own_uids else fd
 
     def _needs_mount_points(self) -> bool:
         writable = (skeleton.HOME + "/", "/tmp/")
@@ -211,7 +211,7 @@ class Creation:
     def _home(self, inherited: launch.Descriptors, meta: Meta) -> list[str]:
         if self._spec.disk is None or meta.uid is None or mounts.why_no_disk() is not None:
             return profile.home_in_memory(self._sizes.home)
-        disk = mounts.attach_disk(self._box.id, self._box.disk_image, self._spec.disk, meta.uid)
+        disk = mounts.attach_disk(self._box, self._spec.disk, meta.uid)
         return profile.bind(inherited.add(disk), skeleton.HOME, read_only=False)
 
     def _spawn(self, inherited: launch.Descriptors, log: launch.Log, args: int, config: int, meta: Meta) -> int:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from skerry.errors import ProviderError
+from skerry.providers.local.boxes import Box
 from skerry.spec import SandboxId
 
 _FOLDER = Path("/run/skerry/mounts")
@@ -28,34 +29,35 @@ def why_no_disk() -> str | None:
     return f"{missing[0]} is not installed" if missing else None
 
 
-def attach_disk(id: SandboxId, image: Path, size: int, uid: int) -> int:
+def attach_disk(box: Box, size: int, uid: int) -> int:
     """Make and mount an image; a descriptor of its root, which belongs to `uid`. Only what is written takes room."""
+    image = box.disk_image
     with open(image, "xb") as file:
         file.truncate(size)
     options = f"root_owner={uid}:{uid},lazy_itable_init=1,nodiscard"
-    _run("mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-O", "^has_journal", "-E", options, str(image))
-    point = _new_point(id, is_folder=True)
-    _run("mount", "-o", "loop,nosuid,nodev,noatime", str(image), str(point))
+    _run(box, "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-O", "^has_journal", "-E", options, str(image))
+    point = _new_point(box.id, is_folder=True)
+    _run(box, "mount", "-o", "loop,nosuid,nodev,noatime", str(image), str(point))
     (point / "lost+found").rmdir()
     return os.open(point, os.O_PATH | os.O_CLOEXEC)
 
 
-def open_way(id: SandboxId, fd: int) -> int:
+def open_way(box: Box, fd: int) -> int:
     """A descriptor of the same file or folder that a stranger may resolve: bubblewrap, as the box's uid, looks up the
     path behind each descriptor it binds. Takes `fd`; what is closed to strangers is mounted where it is not."""
     if _is_open_to_all(Path(os.readlink(f"/proc/self/fd/{fd}"))):
         return fd
     try:
-        point = _new_point(id, is_folder=stat.S_ISDIR(os.fstat(fd).st_mode))
-        _run("mount", "--no-canonicalize", "--bind", f"/proc/self/fd/{fd}", str(point), keep_fd=fd)
+        point = _new_point(box.id, is_folder=stat.S_ISDIR(os.fstat(fd).st_mode))
+        _run(box, "mount", "--no-canonicalize", "--bind", f"/proc/self/fd/{fd}", str(point), fds=(fd,))
         return os.open(point, os.O_PATH | os.O_CLOEXEC)
     finally:
         os.close(fd)
 
 
-def detach_all(id: SandboxId, timeout_s: float) -> None:
+def detach_all(box: Box, timeout_s: float) -> None:
     """Unmount all that was mounted for a box; the kernel may need a moment to let go of what dead processes held."""
-    folder = _FOLDER / id
+    folder = _FOLDER / box.id
     if os.geteuid() != 0 or not folder.exists():
         return
     deadline = time.monotonic() + timeout_s
@@ -63,7 +65,7 @@ def detach_all(id: SandboxId, timeout_s: float) -> None:
         delay_s = 0.005
         while _mount_id(path) != _mount_id(folder):
             try:
-                _run("umount", str(path))
+                _run(box, "umount", str(path))
             except ProviderError:
                 if time.monotonic() > deadline:
                     raise
@@ -96,7 +98,7 @@ def _mount_id(path: Path) -> str:
         os.close(fd)
 
 
-def _run(tool: str, *arguments: str, keep_fd: int | None = None) -> None:
+def _run(box: Box, tool: str, *arguments: str, fds: tuple[int, ...] = ()) -> None:
     program = shutil.which(tool) or tool
     try:
         done = subprocess.run(
@@ -105,7 +107,7 @@ def _run(tool: str, *arguments: str, keep_fd: int | None = None) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TIMEOUT_S,
-            pass_fds=() if keep_fd is None else (keep_fd,),
+            pass_fds=(*fds, box.lock_fd),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProviderError(f"{tool} failed for a box: {error}") from error

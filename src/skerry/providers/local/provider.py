@@ -115,7 +115,7 @@ class Local(Provider):
             groups = [Path(group) for group in meta.groups] if meta else self._all_groups(id)
             _kill(box, meta, groups)
             cgroup.remove(groups, _REMOVE_TIMEOUT_S)
-            mounts.detach_all(id, _REMOVE_TIMEOUT_S)
+            mounts.detach_all(box, _REMOVE_TIMEOUT_S)
             box.remove()
 
     def _all_groups(self, id: SandboxId) -> list[Path]:
