@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from skerry.errors import Unsupported, WrongState
+from skerry.errors import Conflict, Unsupported, WrongState
 from skerry.providers.base import Enforcement, Provider
 from skerry.spec import SandboxId, Spec
 
@@ -62,6 +62,8 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> Ma
     creating = asyncio.ensure_future(provider.create(id, spec))
     try:
         await asyncio.shield(creating)
+    except Conflict:  # the id is another box's: there is nothing of ours, and that one is not ours to destroy
+        raise
     except BaseException:
         await run_to_end(_undo(provider, id, creating))
         raise

@@ -20,7 +20,9 @@ from .lying_agent import ENTRY, LyingAgent, Message, requests_only, sandbox_of
 CONTENT = b"from the box"
 
 
-def entry(name: str, type: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, size: int | None = None) -> bytes:
+def entry(
+    name: str, type: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, size: int | None = None
+) -> bytes:
     member = tarfile.TarInfo(name)
     member.type, member.linkname, member.mode = type, link, mode
     body = CONTENT if type == tarfile.REGTYPE else b""
@@ -57,14 +59,14 @@ def escapes(outside: str) -> dict[str, list[bytes]]:
         "a file where a folder was": [entry("d/x"), entry("d")],
         "a folder where a file was": [entry("d"), entry("d/x")],
         "garbage": [b"\xff" * 5000],
-        "cut off": [entry("x")[:600]],
+        "cut off": [entry("x")[:120]],
         "a file that is shorter than it says": [entry("x", size=1 << 20)],
         "a negative size": [entry("x", size=0).replace(b"00000000000\x00", b"-0000000001\x00", 1)],
         "a pax header that lies": [_pax({"path": "../victim"}), entry("harmless")],
         "a pax size that lies": [_pax({"size": "-5"}), entry("harmless")],
         "a pax size of the moon": [_pax({"size": "9" * 30}), entry("harmless")],
         "a sparse file": [*_sparse(64 << 20)],
-        "folders 2,000 deep": [entry("/".join(["d"] * 2000) + "/x")],
+        "folders 200 deep": [entry("/".join(["d"] * 200) + "/x")],
     }
 
 

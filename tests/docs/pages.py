@@ -32,7 +32,8 @@ def blocks(page: Path) -> list[Block]:
     found = []
     for index, fence in enumerate(fences):
         mark = _MARK.search(text, 0, fence.start())
-        if fence[1] not in _RUN or (mark and mark[1] == "not run"):
+        is_file = mark is not None and mark[1] == "file"
+        if not is_file and (mark or fence[1] not in _RUN):
             continue
         following = fences[index + 1] if index + 1 < len(fences) else None
         shown = following and following[1] == "text" and not text[fence.end() : following.start()].strip()
@@ -41,7 +42,7 @@ def blocks(page: Path) -> list[Block]:
                 language=fence[1],
                 code=fence[2],
                 line=text.count("\n", 0, fence.start()) + 1,
-                file=mark[2] if mark else None,
+                file=mark[2] if mark and is_file else None,
                 output=following[2] if following and shown else None,
             )
         )

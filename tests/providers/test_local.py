@@ -9,12 +9,14 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import skerry
 from skerry.providers.base import Provider
 from skerry.providers.local import Local
+from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec
 from skerry.testing.conformance import ProviderConformance
 
@@ -28,29 +30,27 @@ class TestLocal(ProviderConformance):
         return lambda: Local(Local.Config(state_dir=str(self.state)))
 
     async def on_host(self) -> set[str]:
-        folders = {f"folder {path.name}" for path in self.state.glob("*-*")}
-        ids = {path.name for path in self.state.glob("*-*")}
-        mounts = {
-            f"mount {line.split()[1]}"
-            for line in Path("/proc/self/mounts").read_text().splitlines()
-            if str(self.state) in line
-        }
-        return folders | mounts | self._processes() | self._groups(ids)
-
-    def _processes(self) -> set[str]:
-        """Every process whose output goes to one of our boxes' logs: no box can hide from this."""
-        found = set()
+        """Folders, processes, cgroups and mounts that bear the name of a box. No box can hide from this: its first
+        process has the id among its arguments, and all others are in its cgroups or its namespace."""
+        ids = self._ids | {path.name for path in self.state.glob("*-*")}
+        type(self)._ids = ids
+        found = {f"folder {path}" for path in self.state.glob("*-*")}
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if str(self.state) in os.readlink(entry / "fd" / "2"):
-                    found.add(f"process {entry.name}")
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue
-        return found
+            found |= {f"process {entry.name} of {id}" for id in ids.intersection(words)}
+        mounts = Path("/proc/self/mounts").read_text()
+        found |= {f"mount of {id}" for id in ids if id in mounts}
+        return found | {str(path) for id in ids for path in Path("/sys/fs/cgroup").rglob(f"*{id}*")}
 
-    def _groups(self, ids: set[str]) -> set[str]:
-        del ids
-        return {str(path) for path in Path("/sys/fs/cgroup").rglob("skerry*/*-*-*-*-*") if path.is_dir()}
+    _ids: ClassVar[set[str]] = set()
+    """Every box that was ever seen, so that what is left of one is seen without its folder."""
+
+    async def test_the_witness_sees_each_kind_of_thing(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        kinds = {entry.split()[0] for entry in await self.on_host()}
+        assert {"folder", "process"} <= kinds
 
     def refused(self, provider: Provider) -> list[Spec]:
         return [Spec.of(image="debian"), Spec.of(network="bridge"), Spec.of(user="daemon")]

@@ -12,7 +12,7 @@ from skerry.providers.local import cgroup, scope
 from skerry.providers.local.cgroup import Limits
 
 LIMITS = Limits(memory=64 << 20, pids=32, cpus=0.5)
-_V2_FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cpu.max", "cgroup.procs")
+_V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs")
 
 
 class FakeKernel:
@@ -72,7 +72,6 @@ def test_on_v2_limits_are_written_and_a_process_is_placed_and_read_back(tmp_path
     assert {file: (group / file).read_text() for file in _V2_FILES[:5]} == {
         "memory.max": str(64 << 20),
         "memory.swap.max": "0",
-        "memory.oom.group": "1",
         "pids.max": "32",
         "cpu.max": "50000 100000",
     }

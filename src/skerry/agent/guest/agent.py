@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import _socket
 import posix
-import sys
 import time
 
-from . import spawn
 from .channel import Call, Channel, Failure, failure_of
 from .loop import READ, Loop, Timer
-from .process import Process, ProcessTable
-from .spawn import DEFAULT_PATH, join, to_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .process import ProcessTable
+
 PROTOCOL = 1
 VERSION = "0.1.0"
 _MAX_CHANNELS = 64
 _REOPEN_S = 0.05
+_WARM_UP_S = 0.005
 
 
 class Agent:
@@ -32,7 +31,7 @@ class Agent:
         self.cwd = config.get("cwd") or self.home
         self.env: dict[str, str] = dict(config.get("env") or {})
         self.loop = Loop()
-        self.processes = ProcessTable(self.loop)
+        self._processes: ProcessTable | None = None
         self._token: str | None = config.get("token")
         self._channels: list[Channel] = []
         self._lifetime: Timer | None = None
@@ -42,6 +41,14 @@ class Agent:
         self._last_use = self.begin
         self._set_lifetime(config.get("lifetime_s"))
         self._set_idle(config.get("idle_s"))
+
+    @property
+    def processes(self) -> ProcessTable:
+        if self._processes is None:
+            from .process import ProcessTable
+
+            self._processes = ProcessTable(self.loop)
+        return self._processes
 
     # streams
 
@@ -140,94 +147,16 @@ class Agent:
             return
         call.channel.greeted = True
         call.answer({"protocol": PROTOCOL, "agent": VERSION, "pid": posix.getpid(), "started": self.started})
+        if self._processes is None:
+            self.loop.later(_WARM_UP_S, self._warm_up)
+
+    def _warm_up(self) -> None:
+        """The host has its first answer and asks nothing yet: import what its first real calls will need."""
+        for method in ("exec", "read_file"):
+            _load(method)
 
     def ping(self, call: Call) -> None:
         call.answer({})
-
-    def request(self, params: dict[str, Any]) -> spawn.Request:
-        return spawn.Request(params, self.home, self.env, self.cwd)
-
-    def exec(self, call: Call) -> None:
-        self.start_process(call, self.request(call.params))
-
-    def start_process(self, call: Call, request: spawn.Request) -> None:
-        process = self.processes.start(request)
-        if request.background:
-            call.answer({"process": process.number, "pid": process.pid})
-            return
-        call.on_cancel = process.abandon
-        call.on_close = process.abandon
-        process.add_reader(call)
-
-    def exec_code(self, call: Call) -> None:
-        from binascii import hexlify
-
-        from . import languages
-
-        params = dict(call.params)
-        env = {**self.env, **(params.get("env") or {})}
-        suffix, argv = languages.command(params.pop("language", None), env.get("PATH") or DEFAULT_PATH)
-        folder = next((each for each in ("/tmp", self.home) if posix.access(each, posix.W_OK)), self.home)
-        path = join(folder, f"code-{hexlify(posix.urandom(6)).decode()}{suffix}")
-        fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
-        try:
-            view = memoryview(call.attachment)
-            while view:
-                view = view[posix.write(fd, view) :]
-            request = self.request({**params, "argv": [*argv, path]})
-            request.clean_up = lambda: _unlink(path)
-            self.start_process(call, request)
-        except BaseException:
-            _unlink(path)
-            raise
-        finally:
-            posix.close(fd)
-
-    def attach(self, call: Call) -> None:
-        process = self.processes.get(call.params.get("process"))
-        call.on_close = lambda: process.remove_reader(call)
-
-        def leave() -> None:
-            process.remove_reader(call)
-            call.fail(Failure("cancelled", "detached"))
-
-        call.on_cancel = leave
-        process.add_reader(call)
-
-    def list_processes(self, call: Call) -> None:
-        call.answer({"processes": [process.info() for process in self.processes.all()]})
-
-    def _process_of(self, call: Call) -> Process:
-        if "call" not in call.params:
-            return self.processes.get(call.params.get("process"))
-        other = call.channel.calls.get(call.params["call"])
-        if other is None or not isinstance(other.ref, Process):
-            raise Failure("no_process", "that call has no process, or it has ended")
-        return other.ref
-
-    def signal(self, call: Call) -> None:
-        number = call.params.get("signal")
-        if type(number) is not int or not 1 <= number <= 64:
-            raise Failure("invalid", "signal is a number from 1 to 64")
-        self._process_of(call).send_signal(number, bool(call.params.get("tree")))
-        call.answer({})
-
-    def resize(self, call: Call) -> None:
-        self._process_of(call).resize(*spawn.size_of(call.params))
-        call.answer({})
-
-    def tree(self, call: Call) -> None:
-        """Pack or unpack in a process of its own: it may take long, and it runs under the right user."""
-        from . import trees
-        from .paths import path_of
-
-        verb = "pack" if call.method == "tree_download" else "unpack"
-        path = to_text(path_of(self, call.params))
-        if verb == "pack":
-            posix.stat(path)
-        argv = [*_interpreter(), trees.__file__, verb, path]
-        request = self.request({"argv": argv, "stdin": verb == "unpack", "user": call.params.get("user")})
-        self.start_process(TreeCall(call), request)
 
     # the end
 
@@ -261,7 +190,9 @@ class Agent:
 
     def _check_idle(self) -> None:
         assert self._idle_s is not None
-        busy = self.processes.any_running() or any(channel.calls for channel in self._channels)
+        busy = (self._processes is not None and self._processes.any_running()) or any(
+            channel.calls for channel in self._channels
+        )
         if busy:
             self._last_use = time.monotonic()
         left = self._last_use + self._idle_s - time.monotonic()
@@ -280,31 +211,6 @@ class Agent:
     def shutdown(self, call: Call) -> None:
         call.answer({})
         call.channel.when_sent(self.loop.stop)
-
-
-class TreeCall(Call):
-    """A call that a process of ours serves: its output is the answer's stream, its stderr the error."""
-
-    __slots__ = ("errors",)
-
-    def __init__(self, call: Call) -> None:
-        super().__init__(call.channel, call.id, call.method, call.params, call.attachment)
-        self.errors = bytearray()
-        call.channel.calls[call.id] = self
-
-    def send(self, data: bytes | bytearray | memoryview, fd: int = 1) -> None:
-        if fd == 1:
-            super().send(data)
-        else:
-            self.errors += data
-
-    def answer(self, exit: dict[str, Any]) -> None:
-        if exit["exit_code"] == 0:
-            super().answer({})
-            return
-        number, _, text = bytes(self.errors).decode("utf-8", "replace").partition(" ")
-        path, _, reason = text.rpartition(": ")
-        self.fail(failure_of(OSError(int(number), reason, path)) if number.isdigit() else Failure("failed", text))
 
 
 def _listener(where: dict[str, Any]) -> _socket.socket:
@@ -333,13 +239,6 @@ def _listener(where: dict[str, Any]) -> _socket.socket:
     return listener
 
 
-def _interpreter() -> list[str]:
-    """The command that runs our own interpreter again, also when a loader of ours started it."""
-    with open("/proc/self/cmdline", "rb") as file:
-        argv = [to_text(part) for part in file.read().split(b"\0")]
-    return argv[: argv.index(sys.argv[0])]
-
-
 def _unlink(path: str) -> None:
     try:
         posix.unlink(path)
@@ -348,7 +247,7 @@ def _unlink(path: str) -> None:
 
 
 def _load(method: str) -> Callable[[Agent, Call], None]:
-    """Import what is rarely needed when it is needed: the agent starts in a few milliseconds without it."""
+    """Import a call's module when it is needed: the agent answers within a few milliseconds without it."""
     module_name, _, function = _LAZY[method].partition(":")
     module = __import__(__package__ + "." + module_name, fromlist=[function])
     handler: Callable[[Agent, Call], None] = getattr(module, function)
@@ -359,20 +258,20 @@ def _load(method: str) -> Callable[[Agent, Call], None]:
 _HANDLERS: dict[str, Callable[[Agent, Call], None]] = {
     "hello": Agent.hello,
     "ping": Agent.ping,
-    "exec": Agent.exec,
-    "exec_code": Agent.exec_code,
-    "attach": Agent.attach,
-    "processes": Agent.list_processes,
-    "signal": Agent.signal,
-    "resize": Agent.resize,
-    "tree_download": Agent.tree,
-    "tree_upload": Agent.tree,
     "set_lifetime": Agent.set_lifetime,
     "sync_clock": Agent.sync_clock,
     "shutdown": Agent.shutdown,
 }
 
 _LAZY = {
+    "exec": "execution:exec",
+    "exec_code": "execution:exec_code",
+    "attach": "execution:attach",
+    "processes": "execution:processes",
+    "signal": "execution:signal",
+    "resize": "execution:resize",
+    "tree_download": "execution:tree",
+    "tree_upload": "execution:tree",
     "read_file": "contents:read_file",
     "write_file": "contents:write_file",
     "stat": "files:stat_path",

@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True):
                 "memory.limit_in_bytes": str(self.memory),
                 "memory.memsw.limit_in_bytes": str(self.memory),
             },
-            ("memory", 2): {"memory.max": str(self.memory), "memory.swap.max": "0", "memory.oom.group": "1"},
+            ("memory", 2): {"memory.max": str(self.memory), "memory.swap.max": "0"},
             ("pids", 1): {"pids.max": str(self.pids)},
             ("pids", 2): {"pids.max": str(self.pids)},
             ("cpu", 1): {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)},
@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 # a kernel built without swap accounting lacks these, and then has no swap to limit
-_OPTIONAL_KNOBS = {"memory.memsw.limit_in_bytes", "memory.swap.max", "memory.oom.group"}
+_OPTIONAL_KNOBS = {"memory.memsw.limit_in_bytes", "memory.swap.max"}
 
 
 class Parent(NamedTuple):

@@ -37,6 +37,9 @@ class Interpreter(NamedTuple):
     """The folder to bind at PYTHON; None if the box's own interpreter is used."""
 
 
+_TOOL_PATH = "/usr/bin:/usr/sbin:/bin:/sbin:/usr/local/bin"
+
+
 class Host:
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -117,7 +120,8 @@ class Host:
 
 
 def _tool(name: str, fix: str) -> str:
-    path = shutil.which(name)
+    # not from the caller's PATH: a user's seldom has sbin, and an attacker's may have anything
+    path = shutil.which(name, path=_TOOL_PATH)
     if path is None:
         raise ProviderUnavailable("local", f"{name} is not installed", fix=fix)
     return path

@@ -47,7 +47,7 @@ class LifecycleTests(Suite):
         self, provider: Provider, sandbox: AsyncSandbox
     ) -> None:
         with pytest.raises(Conflict):
-            await provider.create(sandbox.id, sandbox.spec)
+            await lifecycle.create_or_nothing(provider, sandbox.id, sandbox.spec)
         await sandbox.ping()
 
     async def test_a_destroyed_sandbox_says_so(self, provider: Provider) -> None:
