@@ -271,8 +271,11 @@ def _unpack_member(archive: Any, member: Any, top: int) -> None:
     name = parts[-1]
     try:
         if member.isdir():
-            _make_one(folder, name)
-            os.chmod(name, (member.mode & 0o777) | 0o700, dir_fd=folder)
+            inner = _make_folders(folder, [name])
+            os.fchmod(inner, (member.mode & 0o777) | 0o700)
+            os.close(inner)
+        elif member.issparse():
+            raise UnsafeTar(f"{member.name!r} has holes: a few bytes that would become any number")
         elif member.isreg():
             _unpack_file(archive.extractfile(member), member.mode & 0o777, folder, name)
         elif member.issym():
