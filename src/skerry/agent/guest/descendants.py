@@ -10,10 +10,10 @@ _ROUNDS = 20
 _SIGKILL = 9
 
 
-def signal_all(pid: int, number: int, signal: int) -> None:
+def signal_all(pid: int, mark: str, signal: int) -> None:
     """Signal the process and every descendant. A kill is repeated until none is left: they may fork meanwhile."""
     for _ in range(_ROUNDS if signal == _SIGKILL else 1):
-        found = _find(pid, number)
+        found = _find(pid, mark)
         for each in found:
             try:
                 os.kill(each, signal)
@@ -23,7 +23,7 @@ def signal_all(pid: int, number: int, signal: int) -> None:
             return
 
 
-def _find(root: int, number: int) -> list[int]:
+def _find(root: int, mark: str) -> list[int]:
     parents: dict[int, int] = {}
     sessions: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -32,8 +32,8 @@ def _find(root: int, number: int) -> list[int]:
             if state is not None:
                 parents[int(name)], sessions[int(name)] = state
     members = {pid for pid, session in sessions.items() if session == root}
-    mark = f"{MARK}={number}".encode()
-    members |= {pid for pid in parents if pid not in members and _has_mark(pid, mark)}
+    variable = f"{MARK}={mark}".encode()
+    members |= {pid for pid in parents if pid not in members and _has_mark(pid, variable)}
     members |= {root} & set(parents)
     grew = True
     while grew:

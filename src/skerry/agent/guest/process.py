@@ -5,6 +5,7 @@ from __future__ import annotations
 import posix
 import time
 from _collections import deque
+from binascii import hexlify
 
 from . import spawn
 from .channel import Call, Failure
@@ -108,7 +109,8 @@ class Process:
         self._timer: Timer | None = None
         self._pending_input: deque[tuple[Call | None, memoryview]] = deque()
         self._input_ends = False
-        child = spawn.start(request, number)
+        self._mark = f"{table.mark}-{number}"
+        child = spawn.start(request, self._mark)
         self.pid = child.pid
         self.input_fd = child.input_fd
         self.outputs = [Output(self, fd, number) for number, fd in child.outputs]
@@ -310,7 +312,7 @@ class Process:
         if tree:
             from . import descendants
 
-            descendants.signal_all(self.pid, self.number, number)
+            descendants.signal_all(self.pid, self._mark, number)
             return
         try:
             posix.killpg(self.pid, number)
@@ -340,6 +342,8 @@ class ProcessTable:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
+        self.mark = hexlify(posix.urandom(6)).decode()
+        """Ours alone: where agents share a process table, none may end what another started."""
         self._processes: dict[int, Process] = {}
         self._count = 0
 

@@ -87,9 +87,9 @@ def expand(path: str, home: str) -> str:
     return join(home, path)
 
 
-def start(request: Request, number: int) -> Child:
+def start(request: Request, mark: str) -> Child:
     env = dict(request.env)
-    env[MARK] = str(number)
+    env[MARK] = mark
     env_list = [to_bytes(f"{name}={value}") for name, value in env.items()]
     programs = _candidates(request.argv[0], env.get("PATH") or DEFAULT_PATH)
     starter = _start_on_terminal if request.pty else _start_on_pipes
