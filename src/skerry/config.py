@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from skerry.spec import Spec
 
 _PREFIX = "SKERRY_"
+_REGISTRY = "registry.db"
 _NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
 
 
@@ -30,6 +32,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: str
     """How long a sandbox lives when it is not told; `never` is a value."""
     idle: str
+    database: str
+    """The registry: a file, or postgresql://..."""
+    max_sandboxes: int
+    """How many sandboxes there may be at once; 0 is no limit."""
+    max_boots: int
+    """How many may be in the making at once."""
     providers: dict[str, dict[str, Any]]
     """Each provider's own settings, by its name; only the provider knows what they may be."""
     origins: dict[str, str]
@@ -58,12 +66,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     def values(self) -> dict[str, Any]:
         """Every value by its dotted key."""
-        top = {key: getattr(self, key) for key in _KEYS}
+        top = {key: getattr(self, key) for key in _KEYS} | {"database": _PASSWORD.sub(r"\1:***", self.database)}
         slices = {f"providers.{name}": settings for name, settings in self.providers.items()}
         return top | {f"{at}.{key}": value for at, settings in slices.items() for key, value in settings.items()}
 
 
-_KEYS = ("provider", "state_dir", "project", "lifetime", "idle")
+_NUMBERS = ("max_sandboxes", "max_boots")
+_KEYS = ("provider", "state_dir", "project", "lifetime", "idle", "database", *_NUMBERS)
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*(?=@)")
 
 
 class _Setting(NamedTuple):
@@ -78,6 +88,8 @@ def load(overrides: Mapping[str, Any] | None = None) -> Config:
     """The configuration of this process. `overrides` are the flags; those that are None were not given."""
     settings = _defaults() | _from_file() | _from_environment() | _from_flags(overrides or {})
     plain = {key: _checked(key, setting) for key, setting in settings.items() if key in _KEYS}
+    if plain["database"] == _REGISTRY:
+        plain["database"] = f"{plain['state_dir']}/{_REGISTRY}"
     slices: dict[str, dict[str, Any]] = {}
     for key, setting in settings.items():
         if key not in _KEYS:
@@ -93,7 +105,16 @@ def variable(name: str) -> str | None:
 
 def _defaults() -> _Layer:
     state_dir = "/var/lib/skerry" if _is_root() else str(_xdg("XDG_STATE_HOME", "~/.local/state"))
-    values = {"provider": "local", "state_dir": state_dir, "project": "default", "lifetime": "24h", "idle": "never"}
+    values: dict[str, Any] = {
+        "provider": "local",
+        "state_dir": state_dir,
+        "project": "default",
+        "lifetime": "24h",
+        "idle": "never",
+        "database": _REGISTRY,
+        "max_sandboxes": 100,
+        "max_boots": 16,
+    }
     return {key: _Setting(value, "default") for key, value in values.items()}
 
 
@@ -141,8 +162,10 @@ def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     return flat
 
 
-def _checked(key: str, setting: _Setting) -> str:
+def _checked(key: str, setting: _Setting) -> Any:
     value, origin = setting
+    if key in _NUMBERS:
+        return _checked_number(key, value, origin)
     if key in ("lifetime", "idle") and isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value}s"
     if not isinstance(value, str) or not value:
@@ -157,6 +180,17 @@ def _checked(key: str, setting: _Setting) -> str:
         except InvalidSpec as error:
             raise ConfigError(f"{origin}: {error}, or never") from None
     return value
+
+
+def _checked_number(key: str, value: Any, origin: str) -> int:
+    try:
+        number = int(value) if isinstance(value, str) else value
+    except ValueError:
+        number = None
+    least = 0 if key == "max_sandboxes" else 1
+    if type(number) is not int or number < least:
+        raise ConfigError(f"{origin}: {key} is {value!r}; it must be a whole number, at least {least}")
+    return number
 
 
 def _default_file() -> Path:

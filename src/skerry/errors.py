@@ -17,6 +17,12 @@ SkerryError
 │  ├─ CallTimeout            no answer by the deadline
 │  ├─ CallInterrupted        the stream broke during the call: what it did is unknown
 │  └─ InterpreterNotFound    the box has no interpreter for that language
+├─ StoreError                the registry cannot be used; sandboxes live on
+│  ├─ StoreUnavailable       it does not answer, or another process holds it: retry
+│  ├─ StoreFull              no room to write: free some; destroying still works
+│  ├─ StoreReadOnly          it cannot be written to
+│  ├─ StoreCorrupt           it is damaged: restore it, or move it away and reconcile
+│  └─ StoreTooNew            a newer version made it: upgrade
 └─ FileError                 a file call failed inside the box
    ├─ PathNotFound           (also FileNotFoundError)
    ├─ PathExists             (also FileExistsError)
@@ -138,6 +144,31 @@ class CallInterrupted(AgentError):
 
 class InterpreterNotFound(AgentError):
     code = "interpreter_not_found"
+
+
+class StoreError(SkerryError):
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    code = "store_unavailable"
+    retryable = True
+
+
+class StoreFull(StoreError):
+    code = "store_full"
+
+
+class StoreReadOnly(StoreError):
+    code = "store_read_only"
+
+
+class StoreCorrupt(StoreError):
+    code = "store_corrupt"
+
+
+class StoreTooNew(StoreError):
+    code = "store_too_new"
 
 
 class FileError(SkerryError):

@@ -181,10 +181,12 @@ class AsyncFiles:
     # folders and trees
 
     async def stat(self, path: AnyPath, *, follow: bool = True) -> FileInfo:
+        """What a file is; a link is followed unless told otherwise."""
         client = await self._connect()
         return (await client.call("stat", {**path_params(path), "follow": follow}, type=_Entry)).info()
 
     async def exists(self, path: AnyPath) -> bool:
+        """Whether there is something of that name, a dangling link included."""
         try:
             await self.stat(path, follow=False)
         except PathNotFound:
@@ -211,20 +213,25 @@ class AsyncFiles:
             call.abandon()
 
     async def make_dir(self, path: AnyPath, *, mode: int = 0o777, parents: bool = True) -> None:
+        """Make a folder, and with `parents` all above it; then one that is there already is fine."""
         await self._call("make_dir", **path_params(path), mode=mode, parents=parents)
 
     async def move(self, path: AnyPath, to: AnyPath, *, overwrite: bool = True) -> None:
+        """Rename a file or folder, also to another filesystem."""
         await self._call("move", **path_params(path), **path_params(to, "to"), overwrite=overwrite)
 
     async def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, an empty folder, or with `recursive` a folder of any depth."""
         client = await self._connect()
         params = {**path_params(path), "recursive": recursive, "missing_ok": missing_ok}
         await client.call("remove", params, type=dict[str, Any], timeout_s=_TRANSFER_S)
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
+        """Change the permission bits."""
         await self._call("chmod", **path_params(path), mode=mode)
 
     async def chown(self, path: AnyPath, uid: int, gid: int) -> None:
+        """Change the owner, where the box allows it; -1 keeps one."""
         await self._call("chown", **path_params(path), uid=uid, gid=gid)
 
     async def symlink(self, path: AnyPath, target: str) -> None:
@@ -350,6 +357,7 @@ class AsyncWatch:
             yield FileEvent(event=event.event, path=_name(event.path, event.path64) or "", dir=event.dir)
 
     async def close(self) -> None:
+        """Stop watching."""
         self._call.abandon()
 
     async def __aenter__(self) -> Self:

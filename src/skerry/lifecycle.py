@@ -52,13 +52,18 @@ def refuse_unenforced(provider: Provider, spec: Spec, enforced: Mapping[str, Enf
             raise Unsupported(field, provider.name, enforcement.why_not)
 
 
-async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> Mapping[str, Enforcement]:
-    """Create the box, or leave nothing of it behind, whatever happens: refusal, failure, cancellation.
+async def admit(provider: Provider, spec: Spec) -> Mapping[str, Enforcement]:
+    """How each limit of the spec will be held; raises, before anything exists, for what cannot be."""
+    enforced = await provider.enforcement(spec)
+    refuse_unenforced(provider, spec, enforced)
+    return enforced
+
+
+async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> None:
+    """Create the box, or leave nothing of it behind, whatever happens: failure, cancellation.
 
     A cancelled create is first awaited to its end, since many engines go on creating, and then destroyed.
     """
-    enforced = await provider.enforcement(spec)
-    refuse_unenforced(provider, spec, enforced)
     creating = asyncio.ensure_future(provider.create(id, spec))
     try:
         await asyncio.shield(creating)
@@ -67,7 +72,6 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> Ma
     except BaseException:
         await run_to_end(_undo(provider, id, creating))
         raise
-    return enforced
 
 
 async def _undo(provider: Provider, id: SandboxId, creating: asyncio.Future[None]) -> None:

@@ -220,6 +220,7 @@ class AsyncProcesses:
         self._connect = connect
 
     async def list(self) -> list[ProcessInfo]:
+        """Those that run, and background ones that have ended."""
         client = await self._connect()
         return (await client.call("processes", type=_Processes)).processes
 
@@ -228,7 +229,9 @@ class AsyncProcesses:
         return AsyncProcess(self._connect, None, number=number)
 
     async def signal(self, number: int, signal: int, *, tree: bool = False) -> None:
+        """Signal a process by its number."""
         await (await self.attach(number)).signal(signal, tree=tree)
 
     async def kill(self, number: int) -> None:
+        """Kill a process and everything that it has started."""
         await (await self.attach(number)).kill()

@@ -80,7 +80,9 @@ class AsyncSandbox:
     async def _create(self) -> None:
         self._state = State.CREATING
         try:
-            self.enforced = await lifecycle.create_or_nothing(self._provider_object(), self.id, self.spec)
+            provider = self._provider_object()
+            self.enforced = await lifecycle.admit(provider, self.spec)
+            await lifecycle.create_or_nothing(provider, self.id, self.spec)
         except BaseException:
             self._state = State.DESTROYED
             raise
@@ -218,6 +220,7 @@ class AsyncSandbox:
         await (await self._connect()).call("ping", type=dict[str, Any], timeout_s=_GREETING_S)
 
     async def metrics(self) -> Metrics:
+        """What the box uses now."""
         return await (await self._connect()).call("metrics", type=Metrics)
 
     async def set_lifetime(self, lifetime: float | str | None = None, idle: float | str | None = None) -> None:

@@ -88,6 +88,7 @@ class Processes:
         return self
 
     def list(self) -> list[ProcessInfo]:
+        """Those that run, and background ones that have ended."""
         return portal.run(self._async.list())
 
     def attach(self, number: int) -> Process:
@@ -95,9 +96,11 @@ class Processes:
         return Process._of(portal.run(self._async.attach(number)))
 
     def signal(self, number: int, signal: int, *, tree: bool = False) -> None:
+        """Signal a process by its number."""
         portal.run(self._async.signal(number, signal, tree=tree))
 
     def kill(self, number: int) -> None:
+        """Kill a process and everything that it has started."""
         portal.run(self._async.kill(number))
 
 
@@ -116,6 +119,7 @@ class Watch:
         return portal.iterate(self._async.__aiter__())
 
     def close(self) -> None:
+        """Stop watching."""
         portal.run(self._async.close())
 
     def __enter__(self) -> Self:
@@ -170,9 +174,11 @@ class Files:
         return portal.run(self._async.write_at(path, offset, data))
 
     def stat(self, path: AnyPath, *, follow: bool = True) -> FileInfo:
+        """What a file is; a link is followed unless told otherwise."""
         return portal.run(self._async.stat(path, follow=follow))
 
     def exists(self, path: AnyPath) -> bool:
+        """Whether there is something of that name, a dangling link included."""
         return portal.run(self._async.exists(path))
 
     def list(self, path: AnyPath = ".", *, depth: int = 1) -> list[FileInfo]:
@@ -184,18 +190,23 @@ class Files:
         return portal.iterate(self._async.iter_list(path, depth=depth))
 
     def make_dir(self, path: AnyPath, *, mode: int = 511, parents: bool = True) -> None:
+        """Make a folder, and with `parents` all above it; then one that is there already is fine."""
         portal.run(self._async.make_dir(path, mode=mode, parents=parents))
 
     def move(self, path: AnyPath, to: AnyPath, *, overwrite: bool = True) -> None:
+        """Rename a file or folder, also to another filesystem."""
         portal.run(self._async.move(path, to, overwrite=overwrite))
 
     def remove(self, path: AnyPath, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        """Remove a file, an empty folder, or with `recursive` a folder of any depth."""
         portal.run(self._async.remove(path, recursive=recursive, missing_ok=missing_ok))
 
     def chmod(self, path: AnyPath, mode: int) -> None:
+        """Change the permission bits."""
         portal.run(self._async.chmod(path, mode))
 
     def chown(self, path: AnyPath, uid: int, gid: int) -> None:
+        """Change the owner, where the box allows it; -1 keeps one."""
         portal.run(self._async.chown(path, uid, gid))
 
     def symlink(self, path: AnyPath, target: str) -> None:
@@ -233,6 +244,7 @@ class Tunnel:
         return portal.run(self._async.read())
 
     def write(self, data: bytes) -> None:
+        """Send to the port, as fast as it takes it."""
         portal.run(self._async.write(data))
 
     def close_write(self) -> None:
@@ -240,6 +252,7 @@ class Tunnel:
         portal.run(self._async.close_write())
 
     def close(self) -> None:
+        """End the connection, both ways."""
         portal.run(self._async.close())
 
     def __enter__(self) -> Self:
@@ -274,6 +287,7 @@ class Forward:
         portal.run(self._async.__aexit__(*_))
 
     def close(self) -> None:
+        """Stop listening and end every connection."""
         portal.run(self._async.close())
 
 
@@ -468,6 +482,7 @@ class Sandbox:
         portal.run(self._async.ping())
 
     def metrics(self) -> Metrics:
+        """What the box uses now."""
         return portal.run(self._async.metrics())
 
     def set_lifetime(self, lifetime: float | str | None = None, idle: float | str | None = None) -> None:

@@ -30,6 +30,7 @@ class AsyncTunnel:
         return b""
 
     async def write(self, data: bytes) -> None:
+        """Send to the port, as fast as it takes it."""
         await self._call.send(data)
 
     async def close_write(self) -> None:
@@ -37,6 +38,7 @@ class AsyncTunnel:
         self._call.end()
 
     async def close(self) -> None:
+        """End the connection, both ways."""
         self._call.abandon()
 
     async def __aenter__(self) -> Self:
@@ -71,6 +73,7 @@ class AsyncForward:
         await self.close()
 
     async def close(self) -> None:
+        """Stop listening and end every connection."""
         if self._server is None:
             return
         self._server.close()
@@ -86,7 +89,7 @@ class AsyncForward:
             async with await AsyncTunnel.open(self._connect, self._port) as tunnel, asyncio.TaskGroup() as group:
                 group.create_task(_up(reader, tunnel))
                 group.create_task(_down(tunnel, writer))
-        except* (OSError, Exception):
+        except* (Exception, asyncio.CancelledError):
             pass  # the client sees its connection close, as with any server that is not there
         finally:
             writer.close()

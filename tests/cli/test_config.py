@@ -32,6 +32,9 @@ def test_every_value_knows_its_origin(own_settings: Path, monkeypatch: pytest.Mo
         "project": "--project",
         "lifetime": str(own_settings),
         "idle": "default",
+        "database": "default",
+        "max_sandboxes": "default",
+        "max_boots": "default",
         "providers.mock.speed": str(own_settings),
     }
     assert loaded.values().keys() == loaded.origins.keys()

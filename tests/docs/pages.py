@@ -51,8 +51,10 @@ def blocks(page: Path) -> list[Block]:
 
 def matches(shown: str, printed: str) -> bool:
     """Whether the output is as the page shows it, blanks at the ends of lines aside."""
-    pattern = ".*".join(re.escape(part) for part in _stripped(shown).split("..."))
-    return re.fullmatch(pattern, _stripped(printed), re.DOTALL) is not None
+    wanted = _stripped(shown)
+    pattern = ".*".join(re.escape(part) for part in wanted.removesuffix("\n...").split("..."))
+    rest = r"(\n.*)?" if wanted.endswith("\n...") else ""
+    return re.fullmatch(pattern + rest, _stripped(printed), re.DOTALL) is not None
 
 
 def _stripped(text: str) -> str:

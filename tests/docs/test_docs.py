@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,24 +77,29 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(
 def run(block: Block, where: str, env: dict[str, str], folder: Path) -> None:
     is_python = block.language == "python"
     command = [sys.executable, "-c"] if is_python else ["sh", "-euc"]
-    done = subprocess.run(
+    with subprocess.Popen(
         [*command, block.code],
         cwd=folder,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if is_python else subprocess.STDOUT,  # a shell shows both
-        timeout=_TIMEOUT_S,
+        stderr=subprocess.STDOUT,
         text=True,
-    )
-    assert done.returncode == 0, f"{where} failed:\n{done.stdout}\n{done.stderr}"
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=_TIMEOUT_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, f"{where} failed:\n{printed}\n{errors}"
     if block.output is not None:
-        assert matches(block.output, done.stdout), f"{where} printed:\n{done.stdout}\nand shows:\n{block.output}"
+        assert matches(block.output, printed), f"{where} printed:\n{printed}\nand shows:\n{block.output}"
 
 
 def test_the_generated_parts_are_as_the_code_is() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts/generate_docs", "--check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -1,7 +1,8 @@
-"""The options that say what a sandbox should be, for every command that makes one."""
+"""The options that several commands share: what a sandbox should be, and which sandboxes are meant."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,10 @@ from skerry.cli.completion import provider_names
 
 if TYPE_CHECKING:
     from skerry.config import Config
+    from skerry.records import Filter
     from skerry.spec import Spec
 
+_STATES = ("creating", "ready", "paused", "stopped", "error", "lost", "destroyed")  # a test holds them to `State`
 _OPTIONS = (
     click.option("-e", "--env", multiple=True, metavar="K=V|K", help="A variable, or one of yours by its name."),
     click.option("-w", "--workdir", "cwd", metavar="DIR", help="The folder in the box to start in."),
@@ -32,7 +35,36 @@ _OPTIONS = (
     click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; can be given again."),
     click.option("--project", metavar="NAME", help="What it belongs to."),
 )
+_FILTERS = (
+    click.option("--label", "labels", multiple=True, metavar="K=V", help="Only with this label; can be given again."),
+    click.option("--project", metavar="NAME", help="Only those of this project."),
+    click.option("--state", "states", multiple=True, type=click.Choice(_STATES), help="Only in this state."),
+    click.option("--provider", metavar="NAME", shell_complete=provider_names, help="Only those of this provider."),
+)
+_COMMAND = (
+    click.option("-i", "--interactive", is_flag=True, help="Pass standard input on to the command."),
+    click.option("-t", "--tty", is_flag=True, help="Give the command a terminal: this one."),
+    click.option("--timeout", metavar="TIME", help="End the command after this, e.g. 30s."),
+)
 _SETTINGS = ("provider", "project", "lifetime", "idle")
+
+
+def command_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how a command is joined to us."""
+    for option in reversed(_COMMAND):
+        function = option(function)
+    return function
+
+
+def refuse_what_cannot_run(argv: tuple[str, ...], tty: bool, as_json: bool) -> None:
+    """A usage error for options of a command that contradict each other or where we are."""
+    ctx = click.get_current_context()
+    if tty and not (sys.stdin and sys.stdin.isatty()):
+        raise click.UsageError("-t needs a terminal, and standard input is none: leave -t out, -i is enough", ctx)
+    if tty and as_json:
+        raise click.UsageError("--json and -t exclude each other: a terminal's output is not data", ctx)
+    if not argv and not tty:
+        raise click.UsageError("no command: write it after --, or use -it for a shell", ctx)
 
 
 def spec_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,17 +81,50 @@ def make_spec(options: dict[str, Any]) -> tuple[Config, Spec]:
 
     config = load({key: options.pop(key) for key in _SETTINGS})
     fields = {key: value for key, value in options.items() if value not in (None, ())}
-    fields["env"] = _environment(options["env"])
-    fields["labels"] = dict(_pair(text, "--label") for text in options["labels"])
+    fields["env"] = environment(options["env"])
+    fields["labels"] = _labels(options["labels"])
     return config, config.complete(Spec.of(**fields, provider=config.provider, project=config.project))
 
 
-def _environment(given: Iterable[str]) -> dict[str, str]:
+def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose sandboxes; they arrive as keywords for `make_filter`."""
+    for option in reversed(_FILTERS):
+        function = option(function)
+    return function
+
+
+def make_filter(options: dict[str, Any], *, include_ended: bool = False) -> Filter:
+    """Which sandboxes those options mean."""
+    from skerry.lifecycle import State
+    from skerry.records import Filter
+
+    states = frozenset(State(state) for state in options["states"])
+    return Filter(
+        states=states,
+        project=options["project"],
+        provider=options["provider"],
+        labels=_labels(options["labels"]),
+        include_ended=include_ended,
+    )
+
+
+def environment(given: Iterable[str]) -> dict[str, str]:
     """`K=V` as it stands, and `K` with our own value, or left out if we have none."""
     from skerry.config import variable
 
     found = (tuple(text.split("=", 1)) if "=" in text else (text, variable(text)) for text in given)
     return {name: value for name, value in found if value is not None}
+
+
+def duration(text: str | None, flag: str) -> float | None:
+    """The seconds that an option means; None if it was not given."""
+    from skerry.units import parse_duration
+
+    return None if text is None else parse_duration(text, flag)
+
+
+def _labels(given: Iterable[str]) -> dict[str, str]:
+    return dict(_pair(text, "--label") for text in given)
 
 
 def _pair(text: str, flag: str) -> tuple[str, str]:

@@ -15,8 +15,14 @@ _SPINNER_AFTER_S = 1.0
 def say(message: str) -> None:
     """One line of talk, on stderr; a terminal that has gone is no error."""
     prefix = click.style("skerry:", fg="yellow", bold=True)
+    text = "\n".join(printable(line) for line in message.split("\n"))
     with suppress(OSError):
-        click.echo(f"{prefix} {message}", err=True, color=_colour())
+        click.echo(f"{prefix} {text}", err=True, color=_colour())
+
+
+def warn_of_network(mode: str) -> None:
+    if mode == "host":
+        say("warning: --network host shares this machine's network with the sandbox, its local services included")
 
 
 def echo(line: str) -> None:
@@ -31,12 +37,42 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="replace"))
 
 
+def print_json_line(value: Any) -> None:
+    """One JSON object on one line, at once: somebody may be following."""
+    import json
+
+    click.echo(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, so that nothing is cut off in a pipe."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for number, row in enumerate((header, *rows)):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    """Columns as wide as their widest cell: whole in a pipe, and cut where a terminal ends."""
+    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
+    columns = _terminal_width()
+    for number, row in enumerate(lines):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()[:columns]
         echo(click.style(line, bold=True) if number == 0 else line)
+
+
+def printable(text: str) -> str:
+    """Text that does nothing to a terminal but stand there, whoever wrote it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def format_span(seconds: float) -> str:
+    """A span of time for people: `12s`, `3m`, `2h`, `5d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def _terminal_width() -> int | None:
+    if not sys.stdout or not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 @asynccontextmanager

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from skerry.cli.options import make_spec, spec_options
-from skerry.cli.output import json_option, say
+from skerry.cli.options import command_options, duration, make_spec, refuse_what_cannot_run, spec_options
+from skerry.cli.output import json_option, say, spinner, warn_of_network
+
+if TYPE_CHECKING:
+    from skerry.config import Config
+    from skerry.sandbox import AsyncSandbox
+    from skerry.spec import Spec
 
 
 @click.command(
@@ -16,10 +22,8 @@ from skerry.cli.output import json_option, say
     options_metavar="[OPTIONS]",
     epilog="Exit codes: the command's own; 124 timeout, 125 skerry failed, 126 cannot run, 127 no such command.",
 )
-@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on to the command.")
-@click.option("-t", "--tty", is_flag=True, help="Give the command a terminal: this one.")
+@command_options
 @spec_options
-@click.option("--timeout", metavar="TIME", help="End the command after this, e.g. 30s.")
 @click.option("--rm/--keep", "remove", default=True, help="Remove the sandbox at the end (default), or keep it.")
 @json_option
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
@@ -36,30 +40,39 @@ def command(
 
     Without a COMMAND and with -t, the box's shell. Options end at the first word that is none.
     """
-    _refuse_what_cannot_be(argv, tty, as_json)
+    refuse_what_cannot_run(argv, tty, as_json)
     config, spec = make_spec(options)
-    from skerry.cli.running import Job, run_job
-    from skerry.spec import Network
-    from skerry.units import parse_duration
+    from skerry.cli.running import Job, run_joined
 
-    if spec.network is Network.HOST:
-        say("warning: --network host shares this machine's network with the sandbox, its local services included")
+    warn_of_network(spec.network)
     job = Job(
         argv=argv or None,
         stdin=interactive or tty,
         tty=tty,
-        timeout_s=None if timeout is None else parse_duration(timeout, "--timeout"),
-        keep=not remove,
+        timeout_s=duration(timeout, "--timeout"),
         as_json=as_json,
     )
-    return run_job(job, spec, config.load_provider(spec.provider))
+    return run_joined(job, _new_sandbox(config, spec, keep=not remove))
 
 
-def _refuse_what_cannot_be(argv: tuple[str, ...], tty: bool, as_json: bool) -> None:
-    ctx = click.get_current_context()
-    if tty and not (sys.stdin and sys.stdin.isatty()):
-        raise click.UsageError("-t needs a terminal, and standard input is none: leave -t out, -i is enough", ctx)
-    if tty and as_json:
-        raise click.UsageError("--json and -t exclude each other: a terminal's output is not data", ctx)
-    if not argv and not tty:
-        raise click.UsageError("no command: write it after --, or use -it for a shell", ctx)
+@asynccontextmanager
+async def _new_sandbox(config: Config, spec: Spec, *, keep: bool) -> AsyncIterator[AsyncSandbox]:
+    """A sandbox that goes with us, however we go, unless it is to be kept."""
+    from skerry.lifecycle import run_to_end
+    from skerry.manager import AsyncSandboxManager
+
+    async with AsyncSandboxManager(config, reconcile=False) as manager:
+        async with spinner("starting a sandbox"):
+            sandbox = await manager.create(spec, ephemeral=not keep)
+        try:
+            yield sandbox
+        finally:
+            if keep:
+                say(f"kept sandbox {sandbox.id}")
+            else:
+                await run_to_end(_remove(sandbox))
+
+
+async def _remove(sandbox: AsyncSandbox) -> None:
+    async with spinner("removing the sandbox"):
+        await sandbox.destroy()

@@ -1,56 +1,89 @@
-"""A command in a new sandbox, joined to this process: its streams, its signals, its end."""
+"""A process in a sandbox, joined to this one: its streams, its signals, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import signal
-from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from skerry.cli import terminal
-from skerry.cli.output import print_json, say, spinner
+from skerry.cli.output import print_json, say
 from skerry.cli.pipes import read_chunk, write_all
 from skerry.errors import SkerryError
-from skerry.lifecycle import run_to_end
 from skerry.processes import DEFAULT_LIMIT, AsyncProcess
-from skerry.providers.base import Provider
 from skerry.results import ExecResult
 from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_DETACH = b"\x10\x11"  # Ctrl-P Ctrl-Q, as in Docker
 
 
 class Job(NamedTuple):
-    """What to run and how it is joined to us."""
+    """A command to start, and how it is joined to us."""
 
     argv: Sequence[str] | None
     """None is the box's shell."""
+    stdin: bool = False
+    tty: bool = False
+    timeout_s: float | None = None
+    as_json: bool = False
+    env: Mapping[str, str] = {}
+    cwd: str | None = None
+    user: str | None = None
+    background: bool = False
+
+    leaves = False
+    """Whether we can go without it."""
+
+    async def start(self, sandbox: AsyncSandbox) -> AsyncProcess:
+        if not self.tty:
+            assert self.argv is not None
+            return await sandbox.start(
+                self.argv, env=self.env, cwd=self.cwd, user=self.user, stdin=self.stdin,
+                timeout_s=self.timeout_s, background=self.background,
+            )  # fmt: skip
+        env = {name: value for name, value in terminal.environment().items() if name not in sandbox.spec.env}
+        rows, cols = terminal.size()
+        return await sandbox.pty(
+            self.argv, rows=rows, cols=cols, env={**env, **self.env}, cwd=self.cwd, user=self.user,
+            timeout_s=self.timeout_s, background=self.background,
+        )  # fmt: skip
+
+
+class Attachment(NamedTuple):
+    """A background process to join; it lives on when we leave."""
+
+    number: int
     stdin: bool
     tty: bool
-    timeout_s: float | None
-    keep: bool
-    as_json: bool
+
+    timeout_s = None
+    as_json = False
+    leaves = True
+
+    async def start(self, sandbox: AsyncSandbox) -> AsyncProcess:
+        return await sandbox.processes.attach(self.number)
 
 
-def run_job(job: Job, spec: Spec, provider: Provider) -> int:
-    """Run it to its end, and give the exit code. Whatever happens, the sandbox goes, unless it is to be kept."""
-    return asyncio.run(_Run(job, spec, provider).to_end())
+def run_joined(job: Job | Attachment, opening: AbstractAsyncContextManager[AsyncSandbox]) -> int:
+    """Run it to its end in the sandbox that opens, and give the exit code. Whatever happens, the sandbox is left."""
+    return asyncio.run(_Run(job, opening).to_end())
 
 
 class _Run:
-    def __init__(self, job: Job, spec: Spec, provider: Provider) -> None:
+    def __init__(self, job: Job | Attachment, opening: AbstractAsyncContextManager[AsyncSandbox]) -> None:
         self._job = job
-        self._spec = spec
-        self._provider = provider
+        self._opening = opening
         self._ended_by: int | None = None
+        self._left = False
 
     async def to_end(self) -> int:
-        """Run under our signals: each of them ends the work, which takes the sandbox with it."""
+        """Run under our signals: each of them ends the work, and whatever was opened for it."""
         work = asyncio.ensure_future(self._in_sandbox())
         loop = asyncio.get_running_loop()
         self._end = work.cancel
@@ -59,11 +92,11 @@ class _Run:
         try:
             return await work
         except asyncio.CancelledError:
+            if self._left:
+                return 0
             if self._ended_by is None:
                 raise
             return 128 + self._ended_by
-        finally:
-            await self._provider.aclose()
 
     def _end_by(self, number: int) -> None:
         if self._ended_by is None:
@@ -71,37 +104,23 @@ class _Run:
             self._end()
 
     async def _in_sandbox(self) -> int:
-        sandbox: AsyncSandbox | None = None
-        try:
-            async with spinner("starting a sandbox"):
-                sandbox = await AsyncSandbox.create(self._spec, self._provider)
+        async with self._opening as sandbox:
             result = await self._run(sandbox)
-        finally:
-            if sandbox is not None:
-                await run_to_end(self._leave(sandbox))
         if self._job.as_json:
             print_json(_as_data(sandbox, result))
-        elif result.timed_out:
+        elif result.timed_out and self._job.timeout_s is not None:
             say(f"the command was ended after {self._job.timeout_s:g} s, as --timeout asks")
         return result.exit_code
 
-    async def _leave(self, sandbox: AsyncSandbox) -> None:
-        if self._job.keep:
-            say(f"kept sandbox {sandbox.id}")
-            await sandbox.close()
-        else:
-            async with spinner("removing the sandbox"):
-                await sandbox.destroy()
-
     async def _run(self, sandbox: AsyncSandbox) -> ExecResult:
-        process = await self._start(sandbox)
+        process = await self._job.start(sandbox)
         kept = _Kept()
         with ExitStack() as modes:
             if self._job.tty:
                 modes.enter_context(terminal.raw_mode())
             async with asyncio.TaskGroup() as group:
                 self._pass_signals(process, group)
-                feeding = group.create_task(_feed(process)) if self._job.stdin else None
+                feeding = group.create_task(self._feed(process)) if self._job.stdin else None
                 async for fd, chunk in process:
                     if self._job.as_json:
                         kept.add(fd, chunk)
@@ -111,14 +130,6 @@ class _Run:
                 if feeding is not None:
                     feeding.cancel()
         return kept.with_output(result)
-
-    async def _start(self, sandbox: AsyncSandbox) -> AsyncProcess:
-        if not self._job.tty:
-            assert self._job.argv is not None
-            return await sandbox.start(self._job.argv, stdin=self._job.stdin, timeout_s=self._job.timeout_s)
-        env = {name: value for name, value in terminal.environment().items() if name not in self._spec.env}
-        rows, cols = terminal.size()
-        return await sandbox.pty(self._job.argv, rows=rows, cols=cols, env=env, timeout_s=self._job.timeout_s)
 
     def _pass_signals(self, process: AsyncProcess, group: asyncio.TaskGroup) -> None:
         """The first Ctrl-C is the command's, as if it ran here; the next one ends all."""
@@ -131,10 +142,28 @@ class _Run:
         def resize() -> None:
             group.create_task(_quietly(process.resize(*terminal.size())))
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        if not self._job.leaves:
+            loop.add_signal_handler(signal.SIGINT, interrupt)
         if self._job.tty:
             loop.add_signal_handler(signal.SIGWINCH, resize)
             resize()  # it may have changed since we asked
+
+    async def _feed(self, process: AsyncProcess) -> None:
+        """Our standard input, to its end, or to the end of whoever reads it."""
+        held = b""
+        with suppress(SkerryError):  # the command has ended, or the stream has, which `wait` tells
+            while chunk := await read_chunk(terminal.STDIN):
+                if self._job.leaves and self._job.tty:
+                    before, keys, _ = (held + chunk).partition(_DETACH)
+                    held = b"" if keys or not before.endswith(_DETACH[:1]) else _DETACH[:1]
+                    chunk = before.removesuffix(held)
+                    if keys:
+                        await process.write(chunk)
+                        self._left = True
+                        self._end()
+                        return
+                await process.write(chunk)
+            await process.close_stdin()
 
 
 class _Kept:
@@ -154,14 +183,6 @@ class _Kept:
         return msgspec.structs.replace(
             result, stdout=stdout, stderr=stderr, truncated=result.truncated or self._truncated
         )
-
-
-async def _feed(process: AsyncProcess) -> None:
-    """Our standard input, to its end, or to the end of whoever reads it."""
-    with suppress(SkerryError):  # the command has ended, or the stream has, which `wait` tells
-        while chunk := await read_chunk(terminal.STDIN):
-            await process.write(chunk)
-        await process.close_stdin()
 
 
 async def _quietly(call: Coroutine[Any, Any, None]) -> None:

@@ -40,4 +40,4 @@ def load(name: str, settings: Mapping[str, Any] | None = None) -> Provider:
         config = msgspec.convert(dict(settings or {}), cls.Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"providers.{name}: {error}") from None
-    return cls(config)  # type: ignore[call-arg]
+    return cls(config)

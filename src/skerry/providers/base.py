@@ -95,6 +95,10 @@ class Provider(ABC):
             if written and not declared:
                 raise TypeError(f"{cls.__name__} writes {', '.join(written)} but does not declare {capability!r}")
 
+    def __init__(self, config: Any) -> None:
+        """`config` is an object of this class's `Config`."""
+        super().__init__()
+
     @abstractmethod
     async def check(self) -> None:
         """Raise ProviderUnavailable, with the one-line fix, if this host cannot run boxes."""

@@ -33,7 +33,7 @@ def usable_controllers(uid: int, cgroup_root: Path = Path("/sys/fs/cgroup")) -> 
 
 def command(name: str, limits: Limits) -> list[str]:
     """What to put before a command so that it runs in a scope of this name, with an empty environment."""
-    properties = [f"MemoryMax={limits.memory}", "MemorySwapMax=0", f"TasksMax={limits.pids + 1}", "OOMPolicy=kill"]
+    properties = [f"MemoryMax={limits.memory}", "MemorySwapMax=0", f"TasksMax={limits.pids + 1}", "OOMPolicy=continue"]
     if limits.cpus is not None:
         properties.append(f"CPUQuota={limits.cpus * 100:g}%")
     options = [option for text in properties for option in ("-p", text)]

@@ -202,7 +202,7 @@ class ExecTests(Suite):
         assert (await terminal.wait()).exit_code == 0
 
     async def test_ctrl_c_interrupts_what_runs_on_a_terminal(self, sandbox: AsyncSandbox) -> None:
-        terminal = await sandbox.pty(["sh", "-c", "echo up; sleep 1000"])
+        terminal = await sandbox.pty(["sh", "-c", "echo up; exec sleep 1000"])
         await output_until(terminal, b"up")
         await terminal.write(b"\x03")
         assert (await terminal.wait()).exit_code == 130

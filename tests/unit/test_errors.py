@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+
+import pytest
+
+from skerry import errors
+from skerry.errors import (
+    CreateFailed,
+    InvalidSpec,
+    PathDenied,
+    PathExists,
+    PathNotFound,
+    ProviderUnavailable,
+    SkerryError,
+    Unsupported,
+    all_errors,
+)
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    codes = [error.code for error in all_errors()]
+    assert len(codes) == len(set(codes))
+    assert all(re.fullmatch(r"[a-z_]+", code) for code in codes)
+    assert all("code" in vars(error) for error in all_errors())
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    assert errors.__doc__
+    parents: dict[str, str] = {}
+    above: list[str] = []
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"([│├└─ ]*)(\w+)(\s|$)", line)
+        if match and match[2] in vars(errors):
+            depth = len(match[1]) // 3
+            above = [*above[:depth], match[2]]
+            if depth:
+                parents[match[2]] = above[depth - 1]
+    real = {error.__name__: error.__bases__[0].__name__ for error in all_errors() if error is not SkerryError}
+    assert parents == real
+
+
+def test_every_error_of_the_module_is_in_the_tree() -> None:
+    classes = {each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, Exception)}
+    assert classes == set(all_errors())
+
+
+def test_file_errors_are_also_pythons_own() -> None:
+    assert issubclass(PathNotFound, FileNotFoundError)
+    assert issubclass(PathExists, FileExistsError)
+    assert issubclass(PathDenied, PermissionError)
+
+
+@pytest.mark.parametrize("error", [PathNotFound("/x: gone"), PathExists("x"), InvalidSpec("cpus: no", field="cpus"), SkerryError("x")])
+def test_a_message_is_what_was_said(error: SkerryError) -> None:
+    assert error.message == str(error) == error.args[0]
+
+
+def test_errors_carry_what_a_caller_needs() -> None:
+    unsupported = Unsupported("disk", "docker", "no quota")
+    assert (unsupported.field, unsupported.provider, unsupported.reason) == ("disk", "docker", "no quota")
+    assert all(word in str(unsupported) for word in ("disk", "docker", "no quota"))
+    unavailable = ProviderUnavailable("docker", "not running", fix="start it")
+    assert unavailable.fix == "start it"
+    assert "Fix: start it" in str(unavailable)
+    assert CreateFailed("no", log="tail").log == "tail"
+
+
+@pytest.mark.parametrize("error", [InvalidSpec("m", field="f"), Unsupported("f", "p", "r"), ProviderUnavailable("p", "r", fix="x"),
+                                   CreateFailed("m", log="l"), PathNotFound("p")])  # fmt: skip
+def test_errors_cross_process_borders(error: SkerryError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

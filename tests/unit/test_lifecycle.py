@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+import pytest
+
+from skerry.agent.stream import Stream
+from skerry.errors import CreateFailed, ProviderError, Unsupported, WrongState
+from skerry.lifecycle import TRANSITIONS, State, create_or_nothing, move, run_to_end
+from skerry.providers.base import BoxStatus, Capability, Enforcement, Isolation, Provider
+from skerry.spec import SandboxId, Spec, new_id
+
+
+class FakeProvider(Provider):
+    """Boxes are entries of a set; `before` is awaited at each step of each verb and may fail or hang."""
+
+    name = "fake"
+    isolation = Isolation.NONE
+
+    def __init__(self, before: Callable[[str], Awaitable[None]] | None = None) -> None:
+        self.boxes: set[SandboxId] = set()
+        self.steps: list[str] = []
+        self._before = before
+
+    async def _step(self, name: str) -> None:
+        self.steps.append(name)
+        if self._before is not None:
+            await self._before(name)
+
+    async def check(self) -> None:
+        return None
+
+    async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
+        await self._step("enforcement")
+        return {"memory": Enforcement(by="counting"), "disk": Enforcement(why_not="there is no quota here")}
+
+    async def create(self, id: SandboxId, spec: Spec) -> None:
+        await self._step("create begins")
+        self.boxes.add(id)
+        await self._step("create has a box")
+        await asyncio.sleep(0)
+        await self._step("create ends")
+
+    async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
+        await self._step("destroy begins")
+        self.boxes.discard(id)
+        await asyncio.sleep(0)
+        await self._step("destroy ends")
+
+    async def discover(self) -> Mapping[SandboxId, BoxStatus]:
+        return {}
+
+    async def dial(self, id: SandboxId) -> Stream:
+        raise NotImplementedError
+
+
+# states
+
+
+def test_every_state_is_in_the_table() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert all(targets <= set(State) for targets in TRANSITIONS.values())
+
+
+def test_the_table_is_as_it_was_decided() -> None:
+    ways = {f"{a}>{b}" for a, targets in TRANSITIONS.items() for b in targets}
+    assert "creating>ready" in ways
+    assert {"ready>paused", "paused>ready", "ready>stopped", "stopped>ready"} <= ways
+    assert not any(way.endswith(">creating") or way.startswith("destroyed>") for way in ways)
+    assert all(f"{state}>destroyed" in ways for state in State if state is not State.DESTROYED)
+
+
+@pytest.mark.parametrize("current", State)
+@pytest.mark.parametrize("to", State)
+def test_a_move_is_allowed_by_the_table_or_refused(current: State, to: State) -> None:
+    if to is current or to in TRANSITIONS[current]:
+        assert move(current, to) is to
+    else:
+        with pytest.raises(WrongState, match=f"{current}.*{to}"):
+            move(current, to)
+
+
+# create or nothing
+
+
+async def test_a_box_that_comes_up_stays() -> None:
+    provider, id = FakeProvider(), new_id()
+    enforced = await create_or_nothing(provider, id, Spec.of(memory="64M"))
+    assert enforced["memory"].by == "counting"
+    assert provider.boxes == {id}
+
+
+async def test_a_limit_that_cannot_be_held_is_refused_before_anything_is_made() -> None:
+    provider = FakeProvider()
+    with pytest.raises(Unsupported, match="no quota") as caught:
+        await create_or_nothing(provider, new_id(), Spec.of(disk="1G"))
+    assert caught.value.field == "disk"
+    assert provider.steps == ["enforcement"]
+
+
+STEPS = ["enforcement", "create begins", "create has a box", "create ends"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("error", [CreateFailed("no"), OSError("no"), asyncio.CancelledError(), KeyboardInterrupt()])
+async def test_a_failure_at_any_step_leaves_nothing(step: str, error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        pytest.skip("asyncio lets it through the loop itself")
+
+    async def fail(name: str) -> None:
+        if name == step:
+            raise error
+
+    provider = FakeProvider(fail)
+    with pytest.raises(type(error)):
+        await create_or_nothing(provider, new_id(), Spec())
+    assert provider.boxes == set()
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_cancellation_at_any_await_leaves_nothing_or_a_whole_box(turns: int) -> None:
+    async def pause(_name: str) -> None:
+        await asyncio.sleep(0)
+
+    provider, id = FakeProvider(pause), new_id()
+    task = asyncio.create_task(create_or_nothing(provider, id, Spec()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    was_done = task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert provider.boxes == ({id} if was_done else set())
+    assert task.cancelled() != was_done
+
+
+async def test_a_second_cancellation_does_not_stop_the_clearing() -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hang(name: str) -> None:
+        if name == "create ends":
+            reached.set()
+            await go_on.wait()
+
+    provider = FakeProvider(hang)
+    task = asyncio.create_task(create_or_nothing(provider, new_id(), Spec()))
+    await reached.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert provider.boxes == set()
+    assert provider.steps[-1] == "destroy ends"
+
+
+async def test_a_destroy_that_fails_does_not_hide_why_the_create_failed() -> None:
+    async def fail(name: str) -> None:
+        if name == "create has a box":
+            raise CreateFailed("the first reason")
+        if name == "destroy begins":
+            raise ProviderError("the second reason")
+
+    with pytest.raises(Exception) as caught:
+        await create_or_nothing(FakeProvider(fail), new_id(), Spec())
+    reasons = {str(caught.value), str(caught.value.__context__), str(caught.value.__cause__)}
+    assert "the first reason" in reasons
+
+
+# run to end
+
+
+async def test_work_runs_to_its_end_though_we_are_cancelled() -> None:
+    done: list[int] = []
+
+    async def work() -> int:
+        for i in range(5):
+            await asyncio.sleep(0)
+            done.append(i)
+        return 7
+
+    task = asyncio.create_task(run_to_end(work()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == [0, 1, 2, 3, 4]
+    assert await run_to_end(work()) == 7
+
+
+async def test_work_that_fails_fails() -> None:
+    async def work() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await run_to_end(work())
+
+
+async def test_a_timeout_around_work_to_be_ended_is_still_a_timeout() -> None:
+    async def work() -> None:
+        await asyncio.sleep(0.05)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run_to_end(work())
+
+
+# the seam
+
+
+def test_what_is_declared_and_what_is_written_must_agree() -> None:
+    with pytest.raises(TypeError, match="does not write start"):
+        type("P", (FakeProvider,), {"capabilities": frozenset({Capability.STOP}), "stop": lambda self: None})
+    with pytest.raises(TypeError, match="does not declare"):
+        type("P", (FakeProvider,), {"logs": lambda self: None})

@@ -1,0 +1,211 @@
+"""The synchronous twin: complete, generated, and honest about Ctrl-C, threads and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skerry import files, processes, sandbox, sync, tunnels
+from skerry.portal import Portal
+
+ROOT = Path(__file__).parents[2]
+PAIRS = [
+    (sandbox.AsyncSandbox, sync.Sandbox),
+    (files.AsyncFiles, sync.Files),
+    (files.AsyncWatch, sync.Watch),
+    (processes.AsyncProcess, sync.Process),
+    (processes.AsyncProcesses, sync.Processes),
+    (tunnels.AsyncTunnel, sync.Tunnel),
+    (tunnels.AsyncForward, sync.Forward),
+]
+SPECIAL = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
+MADE_BY_THE_SANDBOX = {("AsyncProcess", "start"), ("AsyncWatch", "begin"), ("AsyncTunnel", "open")}
+
+
+def test_the_file_is_what_the_generator_writes() -> None:
+    argv = [sys.executable, str(ROOT / "scripts/generate_sync"), "--check"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def public(cls: type) -> dict[str, Any]:
+    return {name: each for name, each in vars(cls).items() if name in SPECIAL or not name.startswith("_")}
+
+
+def parameters(function: Any) -> list[tuple[str, Any, Any]]:
+    function = function.__func__ if isinstance(function, classmethod) else function
+    return [(each.name, each.kind, each.default) for each in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize(("twin", "own"), PAIRS, ids=lambda cls: cls.__name__)
+def test_every_async_method_has_a_twin_with_the_same_parameters(twin: type, own: type) -> None:
+    for name, member in public(twin).items():
+        if (twin.__name__, name) in MADE_BY_THE_SANDBOX:
+            continue
+        other = vars(own).get(SPECIAL.get(name, name))
+        assert other is not None, f"{own.__name__} has no {name}"
+        if isinstance(member, property):
+            assert isinstance(other, property)
+            continue
+        assert parameters(other) == parameters(member), name
+        assert not inspect.iscoroutinefunction(other), name
+        if name not in SPECIAL:
+            plain = member.__func__ if isinstance(member, classmethod) else member
+            other = other.__func__ if isinstance(other, classmethod) else other
+            assert plain.__doc__ == other.__doc__, name
+
+
+@pytest.mark.parametrize(("twin", "own"), PAIRS, ids=lambda cls: cls.__name__)
+def test_the_twin_has_nothing_of_its_own(twin: type, own: type) -> None:
+    extra = {name for name in vars(own) if not name.startswith("_")} - set(vars(twin))
+    assert extra <= {"id", "spec", "enforced", "files", "processes", "number"}
+
+
+# the portal
+
+
+async def value(result: int) -> int:
+    await asyncio.sleep(0)
+    return result
+
+
+def test_it_works_from_many_threads_at_once() -> None:
+    portal = Portal()
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda i: portal.run(value(i)), range(200))) == list(range(200))
+
+
+def test_an_error_comes_out_as_it_is() -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Portal().run(fail())
+
+
+def test_ctrl_c_cancels_the_work_and_waits_for_its_end() -> None:
+    portal, log = Portal(), []
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)  # such as a sandbox that is being destroyed
+            log.append("cleared up")
+
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        begun.wait(10)
+        time.sleep(0.05)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        portal.run(work())
+    interrupter.join()
+    assert log == ["cleared up"]
+
+
+def test_an_iterator_is_closed_when_its_loop_is_left() -> None:
+    portal, log = Portal(), []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            for i in range(100):
+                yield i
+        finally:
+            log.append("closed")
+
+    iterator = portal.iterate(numbers())
+    assert next(iterator) == 0
+    iterator.close()  # type: ignore[attr-defined]
+    assert log == ["closed"]
+    assert list(portal.iterate(numbers())) == list(range(100))
+
+
+def test_a_child_after_a_fork_has_a_loop_of_its_own() -> None:
+    program = (
+        "import asyncio, os, sys\n"
+        "from skerry.portal import Portal\n"
+        "portal = Portal()\n"
+        "async def f(): return os.getpid()\n"
+        "assert portal.run(f()) == os.getpid()\n"
+        "pid = os.fork()\n"
+        "ok = portal.run(f()) == os.getpid()\n"
+        "if pid == 0: os._exit(0 if ok else 1)\n"
+        "print(os.waitpid(pid, 0)[1], ok)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "0 True\n", done.stderr
+
+
+def test_a_fork_while_another_thread_uses_the_portal_does_not_hang_the_child() -> None:
+    program = (
+        "import asyncio, os, threading\n"
+        "from skerry.portal import Portal\n"
+        "portal = Portal()\n"
+        "async def f(): return 1\n"
+        "stop = threading.Event()\n"
+        "def busy():\n"
+        "    while not stop.is_set(): portal._running_loop()\n"
+        "threads = [threading.Thread(target=busy) for _ in range(4)]\n"
+        "[t.start() for t in threads]\n"
+        "codes = []\n"
+        "for _ in range(30):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        portal.run(f()); os._exit(0)\n"
+        "    codes.append(os.waitpid(pid, 0)[1])\n"
+        "stop.set()\n"
+        "print(set(codes))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20)
+    assert done.stdout == "{0}\n", done.stderr
+
+
+def test_used_inside_a_running_loop_it_does_not_deadlock() -> None:
+    portal = Portal()
+
+    async def main() -> int:
+        return portal.run(value(3))
+
+    assert asyncio.run(main()) == 3
+
+
+def test_used_from_its_own_loop_it_says_so_instead_of_hanging() -> None:
+    """A callback of ours (on_stdout) runs in the loop: a synchronous call there would wait for itself."""
+    program = (
+        "import asyncio, faulthandler\n"
+        "from skerry.portal import Portal\n"
+        "portal = Portal()\n"
+        "async def inner(): return 1\n"
+        "async def outer():\n"
+        "    work = inner()\n"
+        "    try: portal.run(work)\n"
+        "    except Exception as error: print(type(error).__module__)\n"
+        "    finally: work.close()\n"
+        "portal.run(outer())\n"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=5)
+    except subprocess.TimeoutExpired:
+        pytest.fail("it waits for itself for ever")
+    assert done.stdout in ("skerry.errors\n", "builtins\n"), done.stderr
