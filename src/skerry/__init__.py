@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from skerry.version import __version__
 
 if TYPE_CHECKING:
+    from skerry.api import AsyncSandbox
     from skerry.errors import (
         AgentError,
         AgentUnreachable,
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
         WrongState,
     )
     from skerry.lifecycle import State
+    from skerry.manager import AsyncSandboxManager
+    from skerry.records import Cause, Filter, Record
     from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
-    from skerry.sandbox import AsyncSandbox
     from skerry.spec import Mount, Network, SandboxId, Spec
-    from skerry.sync import Sandbox
+    from skerry.sync import Sandbox, SandboxManager
 
 _HOME = {
+    "skerry.api": ["AsyncSandbox"],
     "skerry.errors": [
         "AgentError", "AgentUnreachable", "CallTimeout", "ConfigError", "CreateFailed", "FileError",
         "InterpreterNotFound", "InvalidSpec", "LimitReached", "NotFound", "PathNotFound", "ProviderError",
@@ -43,16 +46,19 @@ _HOME = {
     ],
     "skerry.lifecycle": ["State"],
     "skerry.results": ["ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo"],
-    "skerry.sandbox": ["AsyncSandbox"],
+    "skerry.manager": ["AsyncSandboxManager"],
+    "skerry.records": ["Cause", "Filter", "Record"],
     "skerry.spec": ["Mount", "Network", "SandboxId", "Spec"],
-    "skerry.sync": ["Sandbox"],
+    "skerry.sync": ["Sandbox", "SandboxManager"],
 }  # fmt: skip
 
 __all__ = [
     "AgentError",
     "AgentUnreachable",
     "AsyncSandbox",
+    "AsyncSandboxManager",
     "CallTimeout",
+    "Cause",
     "ConfigError",
     "CreateFailed",
     "ExecResult",
@@ -60,6 +66,7 @@ __all__ = [
     "FileEvent",
     "FileInfo",
     "FileType",
+    "Filter",
     "InterpreterNotFound",
     "InvalidSpec",
     "LimitReached",
@@ -71,8 +78,10 @@ __all__ = [
     "ProcessInfo",
     "ProviderError",
     "ProviderUnavailable",
+    "Record",
     "Sandbox",
     "SandboxId",
+    "SandboxManager",
     "SkerryError",
     "Spec",
     "State",

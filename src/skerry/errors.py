@@ -35,7 +35,7 @@ A command that fails is not here: it is a result. A surface maps `code`, never t
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class SkerryError(Exception):
@@ -48,6 +48,17 @@ class SkerryError(Exception):
     def message(self) -> str:
         """What failed, why, and what to do, in one or two sentences."""
         return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors go from process to process, whatever their constructors take."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(cls: type[SkerryError], args: tuple[Any, ...], state: dict[str, Any]) -> SkerryError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidSpec(SkerryError):

@@ -6,34 +6,57 @@ import asyncio
 import base64
 import io
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import msgspec
 
-from skerry.agent.client import Call
-from skerry.agent.guest import trees
-from skerry.errors import AgentProtocolError, FileError, InvalidSpec, LimitReached, PathInvalid, PathNotFound
+from skerry import transfers
+from skerry.agent.call import Call
+from skerry.errors import (
+    AgentProtocolError,
+    CallTimeout,
+    InvalidSpec,
+    LimitReached,
+    PathNotFound,
+)
 from skerry.processes import Connect
 from skerry.results import FileEvent, FileInfo, FileType
+from skerry.transfers import PATIENCE_S
 
 T = TypeVar("T")
 
-_TRANSFER_S = 3600.0
+_LONG_S = 3600.0
 _CHUNK = 1 << 20
 MAX_ENTRIES = 1_000_000
 MAX_READ = 1 << 30
 MAX_DOWNLOAD = 16 << 30
 
+
+class Readable(Protocol):
+    """An open file, or anything else that gives bytes."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
 AnyPath = str | bytes | os.PathLike[str]
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Written(msgspec.Struct):
+    size: Count
+
+
+class _Sent(msgspec.Struct):
+    bytes_sent: Count
 
 
 class _Entry(msgspec.Struct):
     type: FileType
-    size: int
+    size: Count
     mode: int
     uid: int
     gid: int
@@ -46,12 +69,12 @@ class _Entry(msgspec.Struct):
     target64: str | None = None
 
     def info(self) -> FileInfo:
-        name = _name(self.name, self.name64) or ""
-        if "/" in name or "\0" in name:
+        name, path = _name(self.name, self.name64) or "", _name(self.path, self.path64) or ""
+        if "/" in name or "\0" in name or name in (".", "..") or (not name and path != "/"):
             raise AgentProtocolError(f"the agent told of a file called {name!r}. Destroy this sandbox")
         return FileInfo(
             name=name,
-            path=_name(self.path, self.path64) or "",
+            path=path,
             type=self.type,
             size=self.size,
             mode=self.mode,
@@ -116,37 +139,42 @@ class AsyncFiles:
     ) -> None:
         """A file's content to `write`, as it comes; what the sandbox sends beyond the bound is not taken."""
         client = await self._connect()
-        left = max_bytes
+        count = 0
 
-        def on_data(_fd: int, data: memoryview) -> None:
-            nonlocal left
-            left -= len(data)
-            if left >= 0:
-                write(data)
-            else:
+        def on_data(fd: int, data: memoryview) -> None:
+            nonlocal count
+            count += len(data)
+            if fd != 1 or (length is not None and count > length):
+                call.stop(AgentProtocolError("the agent sent what was not asked for. Destroy this sandbox"))
+            elif count > max_bytes:
                 call.stop(LimitReached(f"{os.fsdecode(path)} is larger than {max_bytes} bytes"))
+            else:
+                write(data)
 
         call = client.open("read_file", {**path_params(path), "offset": offset, "length": length}, on_data=on_data)
         try:
-            await call.result(dict[str, Any], _TRANSFER_S)
+            sent = await call.patiently(PATIENCE_S).result(_Sent)
         finally:
             call.abandon()
+        _check_whole(sent, count)
 
     async def iter_chunks(self, path: AnyPath, *, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
         """A file piece by piece, as fast as the pieces are taken."""
         client = await self._connect()
         call = client.open("read_file", {**path_params(path), "offset": offset, "length": length})
+        count = 0
         try:
             async for _, data in call.chunks():
+                count += len(data)
                 yield data
-            await call.result(dict[str, Any], _TRANSFER_S)
+            _check_whole(await call.result(_Sent), count)
         finally:
             call.abandon()
 
     async def write(
         self,
         path: AnyPath,
-        data: bytes | bytearray | memoryview | str | io.BufferedIOBase | io.RawIOBase,
+        data: bytes | bytearray | memoryview | str | Readable,
         *,
         mode: int | None = None,
         atomic: bool = True,
@@ -165,7 +193,7 @@ class AsyncFiles:
 
     async def _write(self, path: AnyPath, data: Any, options: dict[str, Any]) -> int:
         client = await self._connect()
-        call = client.open("write_file", {**path_params(path), **options})
+        call = client.open("write_file", {**path_params(path), **options}).patiently(PATIENCE_S)
         try:
             if isinstance(data, str):
                 data = data.encode()
@@ -174,7 +202,7 @@ class AsyncFiles:
             else:
                 await _send_all(call, data.read)
             call.end()
-            return int((await call.result(dict[str, Any], _TRANSFER_S))["size"])
+            return (await call.result(_Written)).size
         finally:
             call.abandon()
 
@@ -205,7 +233,7 @@ class AsyncFiles:
     async def iter_list(self, path: AnyPath = ".", *, depth: int = 1) -> AsyncIterator[FileInfo]:
         """As `list`, for folders of any size."""
         client = await self._connect()
-        call = client.open("list_dir", {**path_params(path), "depth": depth})
+        call = client.open("list_dir", {**path_params(path), "depth": depth}).patiently(PATIENCE_S)
         try:
             async for entry in _records(call, _Entry):
                 yield entry.info()
@@ -224,7 +252,7 @@ class AsyncFiles:
         """Remove a file, an empty folder, or with `recursive` a folder of any depth."""
         client = await self._connect()
         params = {**path_params(path), "recursive": recursive, "missing_ok": missing_ok}
-        await client.call("remove", params, type=dict[str, Any], timeout_s=_TRANSFER_S)
+        await client.call("remove", params, type=dict[str, Any], timeout_s=_LONG_S)
 
     async def chmod(self, path: AnyPath, mode: int) -> None:
         """Change the permission bits."""
@@ -250,28 +278,10 @@ class AsyncFiles:
         """Copy a file or a folder of the host into the sandbox."""
         local = Path(local)
         if local.is_dir():
-            await self._upload_tree(local, remote)
+            await transfers.upload_tree(await self._connect(), local, path_params(remote))
             return
         with local.open("rb") as file:
             await self.write(remote, file, mode=os.fstat(file.fileno()).st_mode & 0o777)
-
-    async def _upload_tree(self, local: Path, remote: AnyPath) -> None:
-        client = await self._connect()
-        call = client.open("tree_upload", path_params(remote))
-        loop = asyncio.get_running_loop()
-
-        def write(data: bytes) -> None:
-            asyncio.run_coroutine_threadsafe(call.send(data), loop).result()
-            if call.done:
-                raise BrokenPipeError
-
-        try:
-            with suppress(BrokenPipeError):  # the answer says why
-                await asyncio.to_thread(trees.pack, os.fsencode(local), write)
-            call.end()
-            await call.result(dict[str, Any], _TRANSFER_S)
-        finally:
-            call.abandon()
 
     async def download(self, remote: AnyPath, local: str | os.PathLike[str], *, max_bytes: int = MAX_DOWNLOAD) -> None:
         """Copy a file or a folder of the sandbox to the host, at most `max_bytes`. A file appears whole or not at
@@ -279,56 +289,30 @@ class AsyncFiles:
         local = Path(local)
         info = await self.stat(remote)
         if info.is_dir:
-            await self._download_tree(remote, local, max_bytes)
-        else:
-            await self._download_file(remote, local, info, max_bytes)
+            await transfers.download_tree(await self._connect(), path_params(remote), local, max_bytes)
+            return
+        if local.is_dir():  # named by us: the sandbox has no say in what our files are called
+            local = local / transfers.own_name(os.fsdecode(remote))
+        with transfers.whole_or_not_at_all(local, info.mode) as write:
+            await self._read_to(remote, 0, None, max_bytes, write)
 
-    async def _download_file(self, remote: AnyPath, local: Path, info: FileInfo, max_bytes: int) -> None:
-        if local.is_dir():
-            local = local / info.name
-        fd, temporary = tempfile.mkstemp(prefix=".skerry-", dir=local.parent)
-        with open(fd, "wb", buffering=0) as file:
-            try:
-                await self._read_to(remote, 0, None, max_bytes, lambda data: _write_whole(fd, data))
-                os.fchmod(file.fileno(), info.mode & 0o777)
-                os.replace(temporary, local)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-
-    async def _download_tree(self, remote: AnyPath, local: Path, max_bytes: int) -> None:
-        client = await self._connect()
-        call = client.open("tree_download", path_params(remote))
-        chunks = call.chunks()
-        loop = asyncio.get_running_loop()
-        kept = bytearray()
-
-        async def next_chunk() -> bytes:
-            async for _, data in chunks:
-                return data
-            return b""
-
-        def read(size: int) -> bytes:
-            while len(kept) < size:
-                data = asyncio.run_coroutine_threadsafe(next_chunk(), loop).result()
-                if not data:
-                    break
-                kept.extend(data)
-            piece = bytes(kept[:size])
-            del kept[:size]
-            return piece
-
+    async def read_tar(self, path: AnyPath) -> AsyncIterator[bytes]:
+        """A folder's content as a tar stream, piece by piece."""
+        call = (await self._connect()).open("tree_download", path_params(path)).patiently(PATIENCE_S)
         try:
-            await asyncio.to_thread(
-                trees.unpack, read, os.fsencode(local), max_bytes=max_bytes, max_entries=MAX_ENTRIES
-            )
-            await call.result(dict[str, Any], _TRANSFER_S)
-        except trees.UnsafeTar as error:
-            raise PathInvalid(f"the sandbox's folder {os.fsdecode(remote)!r} was not copied whole: {error}") from None
-        except OSError as error:
-            if isinstance(error, FileError):
-                raise
-            raise FileError(f"{local}: {error.strerror or error}") from error
+            async for _, data in call.chunks():
+                yield data
+            await call.result(dict[str, Any])
+        finally:
+            call.abandon()
+
+    async def write_tar(self, path: AnyPath, tar: Readable) -> None:
+        """Unpack a tar stream into a folder, which is made if missing."""
+        call = (await self._connect()).open("tree_upload", path_params(path)).patiently(PATIENCE_S)
+        try:
+            await _send_all(call, tar.read)
+            call.end()
+            await call.result(dict[str, Any])
         finally:
             call.abandon()
 
@@ -347,6 +331,11 @@ class AsyncWatch:
         try:
             async with asyncio.timeout(30):
                 await anext(records)
+        except StopAsyncIteration:
+            raise AgentProtocolError("the agent ended a watch before it began. Destroy this sandbox") from None
+        except TimeoutError:
+            call.abandon()
+            raise CallTimeout("the agent did not begin to watch within 30 s") from None
         except BaseException:
             call.abandon()
             raise
@@ -367,9 +356,9 @@ class AsyncWatch:
         await self.close()
 
 
-def _write_whole(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+def _check_whole(sent: _Sent, count: int) -> None:
+    if sent.bytes_sent != count:
+        raise AgentProtocolError(f"the agent sent {count} bytes and says {sent.bytes_sent}. Destroy this sandbox")
 
 
 async def _send_all(call: Call, read: Callable[[int], bytes | None]) -> None:
@@ -389,7 +378,9 @@ async def _records(call: Call, type: type[T]) -> AsyncIterator[T]:
         try:
             for line in lines:
                 yield decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise AgentProtocolError(f"the agent sent a record of the wrong form: {error}") from None
         if len(rest) > _CHUNK:
             raise AgentProtocolError("the agent sent a record without end. Destroy this sandbox")
+    if rest:
+        raise AgentProtocolError("the agent's last record is cut off. Destroy this sandbox")

@@ -67,8 +67,6 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> No
     creating = asyncio.ensure_future(provider.create(id, spec))
     try:
         await asyncio.shield(creating)
-    except Conflict:  # the id is another box's: there is nothing of ours, and that one is not ours to destroy
-        raise
     except BaseException:
         await run_to_end(_undo(provider, id, creating))
         raise
@@ -76,8 +74,8 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec) -> No
 
 async def _undo(provider: Provider, id: SandboxId, creating: asyncio.Future[None]) -> None:
     await asyncio.wait([creating])
-    if not creating.cancelled():
-        creating.exception()  # retrieved, so that asyncio does not report it a second time
+    if not creating.cancelled() and isinstance(creating.exception(), Conflict):
+        return  # the id is another box's: there is nothing of ours, and that one is not ours to destroy
     await provider.destroy(id)
 
 

@@ -7,7 +7,10 @@ import atexit
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from skerry.errors import WrongState
 
 T = TypeVar("T")
 
@@ -16,27 +19,43 @@ class Portal:
     """Runs coroutines from other threads; started on first use, ended with the program."""
 
     def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """A child of a fork has neither our thread nor, perhaps, an open lock: begin anew."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._thread: threading.Thread | None = None
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():  # threads do not survive a fork
+            if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._pid = os.getpid()
-                thread = threading.Thread(target=self._loop.run_forever, name="skerry", daemon=True)
-                thread.start()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="skerry", daemon=True)
+                self._thread.start()
                 atexit.register(self._loop.call_soon_threadsafe, self._loop.stop)
             return self._loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        """The result of `work`. Ctrl-C cancels it and waits for its end: a sandbox may be destroyed in it."""
+        loop = self._running_loop()
+        if threading.current_thread() is self._thread:
+            raise WrongState("a callback runs in skerry's own loop: call nothing synchronous from it")
+        done: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _pass_on(task, done))
+
+        loop.call_soon_threadsafe(start)
         try:
-            return future.result()
+            return done.result()
         except BaseException:
-            future.cancel()
+            if not done.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                done.exception()
             raise
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -58,6 +77,15 @@ class Portal:
             close = getattr(items, "aclose", None)
             if close is not None:
                 self.run(close())
+
+
+def _pass_on(task: asyncio.Task[T], done: Future[T]) -> None:
+    if task.cancelled():
+        done.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
 
 
 portal = Portal()

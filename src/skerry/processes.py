@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
-from skerry.agent.client import AgentClient, Call
+from skerry.agent.call import Call
+from skerry.agent.client import AgentClient
 from skerry.errors import AgentProtocolError, InvalidSpec
 from skerry.results import ExecResult, ProcessInfo
 
@@ -24,13 +25,13 @@ Connect = Callable[[], Awaitable[AgentClient]]
 class Exit(msgspec.Struct, frozen=True):
     """How a process ended, as the agent tells it."""
 
-    exit_code: int | None
-    signal: int | None
+    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] | None
+    signal: Annotated[int, msgspec.Meta(ge=1, le=64)] | None
     timed_out: bool
     truncated: bool
-    duration_s: float
+    duration_s: Annotated[float, msgspec.Meta(ge=0)]
 
-    def result(self, stdout: bytes = b"", stderr: bytes = b"") -> ExecResult:
+    def result(self, stdout: bytes = b"", stderr: bytes = b"", *, cut: bool = False) -> ExecResult:
         if self.timed_out:
             code = TIMEOUT_EXIT_CODE
         elif self.signal is not None:
@@ -43,7 +44,7 @@ class Exit(msgspec.Struct, frozen=True):
             exit_code=code,
             stdout=stdout,
             stderr=stderr,
-            truncated=self.truncated,
+            truncated=self.truncated or cut,
             timed_out=self.timed_out,
             signal=self.signal,
             duration_s=self.duration_s,
@@ -105,28 +106,30 @@ async def run_buffered(
     params["limit"] = limit
     if stdin is not None:
         params["stdin"] = True
-    pieces: tuple[list[bytes], list[bytes]] = ([], [])
-    room = [limit, limit]
+    kept = (bytearray(), bytearray())
+    cut = False
     callbacks = (on_stdout, on_stderr)
 
     def on_data(fd: int, data: memoryview) -> None:
-        piece = bytes(data)
-        room[fd - 1] -= len(piece)
-        if room[fd - 1] >= 0:  # an agent that sends more than it may is cut, not believed
-            pieces[fd - 1].append(piece)
+        nonlocal cut
+        room = limit - len(kept[fd - 1])
+        cut |= len(data) > room  # an agent that sends more than it may is cut, not believed
+        piece = data[:room]
+        kept[fd - 1].extend(piece)
         callback = callbacks[fd - 1]
-        if callback is not None:
-            callback(piece)
+        if callback is not None and piece:
+            callback(bytes(piece))
 
     call = client.open(method, params, attachment=attachment, on_data=on_data)
+    call.within(deadline(params.get("timeout_s")))
     try:
         if stdin is not None:
             await call.send(stdin)
             call.end()
-        exit = await call.result(Exit, deadline(params.get("timeout_s")))
+        exit = await call.result(Exit)
     finally:
         call.abandon()
-    return exit.result(b"".join(pieces[0]), b"".join(pieces[1]))
+    return exit.result(bytes(kept[0]), bytes(kept[1]), cut=cut)
 
 
 class AsyncProcess:
@@ -136,13 +139,10 @@ class AsyncProcess:
     can be attached to again from anywhere.
     """
 
-    def __init__(
-        self, connect: Connect, call: Call | None, *, number: int | None = None, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, connect: Connect, call: Call | None, *, number: int | None = None) -> None:
         self.number = number
         self._connect = connect
         self._call = call
-        self._timeout_s = timeout_s
 
     @classmethod
     async def start(cls, connect: Connect, method: str, params: dict[str, Any], attachment: bytes = b"") -> Self:
@@ -150,7 +150,8 @@ class AsyncProcess:
         if params.get("background"):
             started = await client.call(method, params, type=_Started, attachment=attachment)
             return cls(connect, None, number=started.process)
-        return cls(connect, client.open(method, params, attachment=attachment), timeout_s=params.get("timeout_s"))
+        call = client.open(method, params, attachment=attachment).within(deadline(params.get("timeout_s")))
+        return cls(connect, call)
 
     async def _stream(self) -> Call:
         if self._call is None:
@@ -179,7 +180,7 @@ class AsyncProcess:
         call = await self._stream()
         async for _ in call.chunks():
             pass
-        return (await call.result(Exit, deadline(self._timeout_s))).result()
+        return (await call.result(Exit)).result()
 
     async def signal(self, signal: int, *, tree: bool = False) -> None:
         """Signal its process group, or with `tree` everything that it has started."""

@@ -61,7 +61,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for side, path in (("source", self.source), ("target", self.target)):
             if not path.startswith("/") or "\0" in path:
                 raise InvalidSpec(f"mounts: {side} {path!r} must be an absolute path", field="mounts")
-        target = posixpath.normpath(self.target)
+        target = posixpath.normpath("/" + self.target.lstrip("/"))
         if target in _RESERVED_TARGETS or target.startswith(("/proc/", "/dev/", "/sys/", "/.skerry/")):
             raise InvalidSpec(f"mounts: target {self.target!r} is reserved", field="mounts")
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, Unpack
 
-from skerry.files import MAX_DOWNLOAD, MAX_READ, AnyPath, AsyncFiles, AsyncWatch
+from skerry.api import AsyncSandbox as RegisteredSandbox
+from skerry.config import Config
+from skerry.explain import Explanation
+from skerry.files import MAX_DOWNLOAD, MAX_READ, AnyPath, AsyncFiles, AsyncWatch, Readable
 from skerry.lifecycle import State
+from skerry.manager import ALL, AsyncSandboxManager, Outcome
 from skerry.portal import portal
 from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output
 from skerry.providers.base import Enforcement, Provider
+from skerry.reconcile import Verdict
+from skerry.records import Cause, Event, Filter, Record
 from skerry.results import ExecResult, FileEvent, FileInfo, Metrics, ProcessInfo
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, SpecOptions
+from skerry.store import Store
 from skerry.tunnels import AsyncForward, AsyncTunnel
 
 
@@ -156,7 +163,7 @@ class Files:
     def write(
         self,
         path: AnyPath,
-        data: bytes | bytearray | memoryview | str | io.BufferedIOBase | io.RawIOBase,
+        data: bytes | bytearray | memoryview | str | Readable,
         *,
         mode: int | None = None,
         atomic: bool = True,
@@ -226,6 +233,14 @@ class Files:
         all; a folder's content cannot leave `local`, whatever the sandbox put into it.
         """
         portal.run(self._async.download(remote, local, max_bytes=max_bytes))
+
+    def read_tar(self, path: AnyPath) -> Iterator[bytes]:
+        """A folder's content as a tar stream, piece by piece."""
+        return portal.iterate(self._async.read_tar(path))
+
+    def write_tar(self, path: AnyPath, tar: Readable) -> None:
+        """Unpack a tar stream into a folder, which is made if missing."""
+        portal.run(self._async.write_tar(path, tar))
 
 
 class Tunnel:
@@ -326,17 +341,17 @@ class Sandbox:
         return Processes._of(self._async.processes)
 
     def __init__(self, *, provider_object: Provider | None = None, **options: Unpack[SpecOptions]) -> None:
-        self._async = AsyncSandbox(provider_object=provider_object, **options)
+        self._async = RegisteredSandbox(provider_object=provider_object, **options)
 
     @classmethod
     def create(cls, spec: Spec | None = None, provider: Provider | None = None) -> Self:
         """Make a sandbox that lives until it is destroyed or its time is over."""
-        return cls._of(portal.run(AsyncSandbox.create(spec, provider)))
+        return cls._of(portal.run(RegisteredSandbox.create(spec, provider)))
 
     @classmethod
     def open(cls, id: str, provider: Provider | str | None = None) -> Self:
         """Reach a sandbox again that was made elsewhere or before."""
-        return cls._of(portal.run(AsyncSandbox.open(id, provider)))
+        return cls._of(portal.run(RegisteredSandbox.open(id, provider)))
 
     @property
     def state(self) -> State:
@@ -500,3 +515,159 @@ class Sandbox:
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Any call of PROTOCOL.md."""
         return portal.run(self._async.call(method, params))
+
+
+class SandboxManager:
+    """Many sandboxes under one registry, which other programs and shells share.
+
+    `with SandboxManager() as manager:` opens the registry that the configuration names and goes on with
+    what a crash has left unfinished.
+    """
+
+    _async: AsyncSandboxManager
+
+    @classmethod
+    def _of(cls, twin: AsyncSandboxManager) -> Self:
+        self = cls.__new__(cls)
+        self._async = twin
+        return self
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        store: Store | None = None,
+        providers: Mapping[str, Provider] | None = None,
+        reconcile: bool = True,
+    ) -> None:
+        self._async = AsyncSandboxManager(config, store=store, providers=providers, reconcile=reconcile)
+
+    @property
+    def config(self) -> Config:
+        return self._async.config
+
+    def __enter__(self) -> Self:
+        portal.run(self._async.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        portal.run(self._async.__aexit__(*_))
+
+    def aclose(self) -> None:
+        """Let go of streams, providers and the store. Sandboxes live on."""
+        portal.run(self._async.aclose())
+
+    def create(
+        self,
+        spec: Spec | None = None,
+        *,
+        key: str | None = None,
+        ephemeral: bool = False,
+        id: SandboxId | None = None,
+        **options: Unpack[SpecOptions],
+    ) -> Sandbox:
+        """Make a sandbox, or nothing. With a `key`, the same create again gives the same sandbox.
+
+        An `ephemeral` one ends with this program, however that ends.
+        """
+        return Sandbox._of(portal.run(self._async.create(spec, key=key, ephemeral=ephemeral, id=id, **options)))
+
+    def create_default(self) -> Sandbox:
+        """A sandbox as the configuration has it."""
+        return Sandbox._of(portal.run(self._async.create_default()))
+
+    def register(self, sandbox: AsyncSandbox) -> Sandbox:
+        """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
+        return Sandbox._of(portal.run(self._async.register(sandbox)))
+
+    def get(self, reference: str) -> Sandbox:
+        """A sandbox by its id, the beginning of it, or its name."""
+        return Sandbox._of(portal.run(self._async.get(reference)))
+
+    def record(self, reference: str) -> Record:
+        """What the registry knows of it, also when it has ended."""
+        return portal.run(self._async.record(reference))
+
+    def list(self, filter: Filter = ALL) -> list[Record]:
+        return portal.run(self._async.list(filter))
+
+    def count(self, filter: Filter = ALL) -> int:
+        return portal.run(self._async.count(filter))
+
+    def exists(self, reference: str) -> bool:
+        return portal.run(self._async.exists(reference))
+
+    @contextmanager
+    def with_sandbox(self, reference: str) -> Iterator[Sandbox]:
+        """Use a sandbox for a while; its stream is closed after, the sandbox lives on."""
+        twin = self._async.with_sandbox(reference)
+        sandbox = Sandbox._of(portal.run(twin.__aenter__()))
+        try:
+            yield sandbox
+        finally:
+            portal.run(twin.__aexit__(None, None, None))
+
+    def execute(self, reference: str, command: Sequence[str] | str, **options: Any) -> ExecResult:
+        return portal.run(self._async.execute(reference, command, **options))
+
+    def execute_code(self, reference: str, language: str | None, code: str, **options: Any) -> ExecResult:
+        return portal.run(self._async.execute_code(reference, language, code, **options))
+
+    def read_file(self, reference: str, path: AnyPath) -> bytes:
+        return portal.run(self._async.read_file(reference, path))
+
+    def write_file(self, reference: str, path: AnyPath, data: bytes | str) -> int:
+        return portal.run(self._async.write_file(reference, path, data))
+
+    def list_dir(self, reference: str, path: AnyPath = ".", *, depth: int = 1) -> Sequence[FileInfo]:
+        return portal.run(self._async.list_dir(reference, path, depth=depth))
+
+    def is_healthy(self, reference: str) -> bool:
+        """Whether its agent answers, now; a busy one does too."""
+        return portal.run(self._async.is_healthy(reference))
+
+    def destroy(self, reference: str, *, volumes: bool = False, cause: Cause = Cause.USER) -> None:
+        """End a sandbox and remove all of it. Quiet if it has ended; safe while it is being made."""
+        portal.run(self._async.destroy(reference, volumes=volumes, cause=cause))
+
+    def destroy_all(self, filter: Filter = ALL, *, volumes: bool = False) -> Sequence[Outcome]:
+        """End all that fit, in parallel, as well as it goes; each failure is told. Safe while creates run."""
+        return portal.run(self._async.destroy_all(filter, volumes=volumes))
+
+    def set_lifetime(
+        self, reference: str, lifetime: float | str | None = None, idle: float | str | None = None
+    ) -> None:
+        """Change when it ends by itself, counted from now; None is never. The agent keeps the time."""
+        portal.run(self._async.set_lifetime(reference, lifetime, idle))
+
+    def pause(self, reference: str) -> None:
+        portal.run(self._async.pause(reference))
+
+    def resume(self, reference: str) -> None:
+        portal.run(self._async.resume(reference))
+
+    def stop(self, reference: str) -> None:
+        portal.run(self._async.stop(reference))
+
+    def start(self, reference: str) -> None:
+        portal.run(self._async.start(reference))
+
+    def explain(self, reference: str) -> Explanation:
+        """When it will end and why, or why it did."""
+        return portal.run(self._async.explain(reference))
+
+    def wait(self, reference: str, states: set[State] | None = None, timeout_s: float | None = None) -> Record:
+        """Wait until it is in one of `states`; without any, until it has ended. Raises if it never will be."""
+        return portal.run(self._async.wait(reference, states, timeout_s))
+
+    def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> Iterator[Event]:
+        """All that happened after a place in the order, and with `follow` all that will."""
+        return portal.iterate(self._async.events(after=after, follow=follow, sandbox=sandbox))
+
+    def prune(self, *, older_s: float = 86400.0) -> int:
+        """Forget what ended longer ago than that; how many records."""
+        return portal.run(self._async.prune(older_s=older_s))
+
+    def reconcile(self, *, dry_run: bool = False) -> Sequence[Verdict]:
+        """Compare the registry with every provider it speaks of and the default one, and repair the difference."""
+        return portal.run(self._async.reconcile(dry_run=dry_run))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Self
 
-from skerry.agent.client import Call
+from skerry.agent.call import Call
 from skerry.processes import Connect
 
 _CHUNK = 1 << 16

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from skerry.agent import client as client_module
-from skerry.agent.client import MAX_LINE, UP_WINDOW, WINDOW, AgentClient
+from skerry.agent.call import UP_WINDOW, WINDOW
+from skerry.agent.client import MAX_LINE, AgentClient
 from skerry.agent.stream import FdStream
 from skerry.errors import AgentProtocolError, AgentUnreachable, CallInterrupted, CallTimeout, SkerryError
 
@@ -72,7 +73,7 @@ async def test_a_broken_frame_ends_the_stream_with_a_protocol_error(hostile: byt
     agent.raw(hostile)
     assert time.perf_counter() - begin < LOOP_S
     with pytest.raises(AgentProtocolError, match="broke the protocol"):
-        await call.raw_result()
+        await call.result(dict[str, Any])
     assert not client.is_open
     assert not agent.is_open
     with pytest.raises(AgentProtocolError):
@@ -207,7 +208,7 @@ async def test_a_silent_agent_is_found_out_though_the_call_has_no_deadline(monke
     client, agent = await client_of()
     async with asyncio.timeout(10):
         with pytest.raises(AgentUnreachable, match="silent"):
-            await client.open("exec").raw_result()
+            await client.open("exec").result(dict[str, Any])
     assert agent.asked("ping")
 
 
@@ -218,7 +219,7 @@ async def test_data_beyond_the_window_ends_the_stream() -> None:
     assert client.is_open
     agent.data(call.id, b"x")
     with pytest.raises(AgentProtocolError, match="credit"):
-        await call.raw_result()
+        await call.result(dict[str, Any])
 
 
 async def test_data_that_nobody_reads_is_bounded_by_the_window() -> None:
@@ -270,7 +271,7 @@ async def test_a_flood_of_frames_for_no_call_ends_the_stream() -> None:
     for _ in range(30):
         agent.raw(b'{"method":"data","params":{"id":777},"bytes":1}\nx' * 1000)
     with pytest.raises(AgentProtocolError, match="no call"):
-        await call.raw_result()
+        await call.result(dict[str, Any])
 
 
 async def test_a_flood_of_unknown_notifications_costs_no_memory() -> None:
@@ -308,7 +309,7 @@ async def test_a_stream_that_closes_mid_frame_interrupts_the_call(cut: bytes) ->
     agent.raw(cut)
     agent.end(ConnectionResetError("gone"))
     with pytest.raises(CallInterrupted, match="gone"):
-        await call.raw_result()
+        await call.result(dict[str, Any])
     with pytest.raises(SkerryError):
         client.open("ping")
 
@@ -338,7 +339,7 @@ async def test_two_who_send_at_once_both_get_on_when_credit_comes() -> None:
 
 
 async def test_an_abandoned_call_lets_go_of_whoever_reads_it() -> None:
-    client, agent = await client_of()
+    client, _agent = await client_of()
     call = client.open("exec")
 
     async def read() -> None:
@@ -377,7 +378,7 @@ async def test_an_error_of_the_callers_own_callback_reaches_the_caller() -> None
     asyncio.get_running_loop().call_soon(agent.data, call.id, b"x")
     asyncio.get_running_loop().call_soon(agent.answer, {"id": call.id}, {})
     with pytest.raises(ZeroDivisionError):
-        await call.raw_result(1)
+        await call.result(dict[str, Any], 1)
 
 
 async def test_one_bad_agent_harms_only_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -97,7 +98,7 @@ async def test_a_process_with_a_deadline_is_not_waited_for_for_ever(monkeypatch:
 
 
 async def test_a_write_ends_though_the_agent_gives_no_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "_TRANSFER_S", 0.05)
+    monkeypatch.setattr(files_module, "PATIENCE_S", 0.05)
     sandbox = sandbox_of(lambda *_: None)
     async with asyncio.timeout(5):
         with pytest.raises(CallTimeout):
@@ -106,7 +107,7 @@ async def test_a_write_ends_though_the_agent_gives_no_credit(monkeypatch: pytest
 
 
 async def test_a_listing_that_never_ends_ends_by_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "_TRANSFER_S", 0.05)
+    monkeypatch.setattr(files_module, "PATIENCE_S", 0.05)
     sandbox = sandbox_of(lambda *_: None)
     async with asyncio.timeout(5):
         with pytest.raises(CallTimeout):
@@ -306,11 +307,10 @@ async def test_a_cancelled_download_writes_no_more_into_whatever_file_comes_next
     downloading.cancel()
     await asyncio.gather(downloading, return_exceptions=True)
     agent = sandbox._provider.agents[0]  # type: ignore[union-attr]
-    innocent = [open(tmp_path / f"innocent{i}", "w+b", buffering=0) for i in range(5)]
-    agent.raw(b"x" * 96)
-    assert [file.tell() for file in innocent] == [0] * 5
-    for file in innocent:
-        file.close()
+    with contextlib.ExitStack() as files:
+        innocent = [files.enter_context((tmp_path / f"innocent{i}").open("w+b", buffering=0)) for i in range(5)]
+        agent.raw(b"x" * 96)
+        assert [file.tell() for file in innocent] == [0] * 5
     await sandbox.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import resource
@@ -120,10 +121,8 @@ async def test_nothing_outside_the_folder_changes(tmp_path: Path, attack: str) -
         victim.chmod(0o600)
     before, names = snapshot(tmp_path), set(os.listdir(tmp_path)) | {"box"}
     mode = outside.stat().st_mode
-    try:
+    with contextlib.suppress(SkerryError):
         await downloads(b"".join(escapes(str(outside))[attack]) + END).download("x", target)
-    except SkerryError:
-        pass
     assert snapshot(tmp_path) == before
     assert set(os.listdir(tmp_path)) <= names
     assert outside.stat().st_mode == mode
@@ -159,10 +158,8 @@ async def test_the_limit_of_bytes_counts_what_is_announced_before_it_is_written(
 
 
 async def test_a_small_archive_does_not_become_a_large_folder(tmp_path: Path) -> None:
-    try:
+    with contextlib.suppress(SkerryError):
         await downloads(b"".join(_sparse(64 << 20)) + END).download("x", tmp_path / "box")
-    except SkerryError:
-        pass
     assert sum(path.stat().st_blocks for path in (tmp_path / "box").rglob("*")) * 512 <= 1 << 20
 
 

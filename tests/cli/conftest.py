@@ -71,8 +71,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def boxes(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Path]:
+def boxes(monkeypatch: pytest.MonkeyPatch, cache: Path, tmp_path: Path) -> Iterator[Path]:
     """The folder of the default provider's boxes, for this test alone, which has to leave none there."""
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SKERRY_PROVIDERS__LOCAL__CACHE_DIR", str(cache))
     folder = Path(tempfile.mkdtemp(prefix="skerry-", dir="/tmp"))  # short, as it holds sockets
     folder.chmod(0o755)
@@ -83,6 +84,16 @@ def boxes(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Path]:
         subprocess.run([sys.executable, "-c", DESTROY, str(folder), id], check=True, timeout=30)
     shutil.rmtree(folder)
     assert left == []
+
+
+@pytest.fixture
+def box(skerry: Run, boxes: Path) -> Iterator[str]:
+    """The id of a sandbox called `box`, which goes with the test."""
+    done = skerry("create", "--name", "box")
+    assert done.returncode == 0, done.stderr
+    id = done.stdout.decode().strip()
+    yield id
+    assert skerry("rm", "-f", id).returncode == 0
 
 
 def ids(folder: Path) -> list[str]:

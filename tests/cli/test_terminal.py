@@ -199,8 +199,8 @@ def test_without_a_command_it_is_the_shell_of_the_box(open_screen: Callable[...,
 
 
 def test_ctrl_c_interrupts_a_command_that_has_no_terminal(open_screen: Callable[..., Screen]) -> None:
-    screen = open_screen("run", "sh", "-c", "echo up; sleep 60")
-    screen.wait_for("up")
+    screen = open_screen("run", "tail", "-f", "/etc/passwd")  # a shell may lose a signal while it starts a program
+    screen.wait_for("root:")
     assert not screen.is_raw()
     screen.type("\x03")
     assert screen.wait() == 130
@@ -249,3 +249,53 @@ def test_a_slow_start_is_shown_and_gone_without_a_trace(
     screen.wait_for("\x1b[2Kdone")
     assert screen.wait() == 0
     assert b"nothing" not in screen.seen
+
+
+def test_exec_gives_its_command_this_terminal(open_screen: Callable[..., Screen], box: str) -> None:
+    screen = open_screen("exec", "-it", "-e", "PS1=> ", "box", "--", "bash", "--norc")
+    screen.wait_for("> ")
+    assert screen.is_raw()
+    screen.type("stty size; exit 7\r")
+    screen.wait_for("30 100\r\n")
+    assert screen.wait() == 7
+    assert screen.mode() == screen.mode_before
+
+
+def test_attach_without_a_process_is_a_shell_on_this_terminal(open_screen: Callable[..., Screen], box: str) -> None:
+    screen = open_screen("attach", "-t", "box")
+    screen.type("tty; exit 3\r")
+    screen.wait_for("/dev/pts/")
+    assert screen.wait() == 3
+
+
+def test_two_keys_leave_a_terminal_that_lives_on(open_screen: Callable[..., Screen], box: str) -> None:
+    started = open_screen("exec", "-dt", "-e", "PS1=> ", "box", "--", "bash", "--norc")
+    assert started.wait() == 0
+    number = started.seen.decode().split()[-1]
+    for word in ("first", "second"):
+        screen = open_screen("attach", "box", number)
+        screen.wait_for("> ")
+        screen.type(f"echo {word}\x10\x10''word\r" if word == "first" else "echo sec''ond\r")
+        screen.wait_for("second\r\n" if word == "second" else "word")
+        screen.type("\x10")
+        screen.type("\x11")
+        assert screen.wait() == 0
+        assert screen.mode() == screen.mode_before
+
+
+def test_tables_end_where_the_terminal_does(open_screen: Callable[..., Screen], box: str) -> None:
+    narrow = open_screen("ps")
+    narrow.resize(30, 20)
+    assert narrow.wait() == 0
+    lines = narrow.seen.decode().replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert len(lines) == 2
+    assert [line for line in lines if len(line) > 20] == []
+
+
+def test_stats_are_drawn_again_in_their_place(open_screen: Callable[..., Screen], box: str) -> None:
+    screen = open_screen("stats")
+    for _ in range(2):
+        screen.wait_for("\x1b[H\x1b[J")
+        screen.wait_for("box")
+    screen.type("\x03")
+    assert screen.wait() == 130

@@ -53,7 +53,9 @@ def test_file_errors_are_also_pythons_own() -> None:
     assert issubclass(PathDenied, PermissionError)
 
 
-@pytest.mark.parametrize("error", [PathNotFound("/x: gone"), PathExists("x"), InvalidSpec("cpus: no", field="cpus"), SkerryError("x")])
+@pytest.mark.parametrize(
+    "error", [PathNotFound("/x: gone"), PathExists("x"), InvalidSpec("cpus: no", field="cpus"), SkerryError("x")]
+)
 def test_a_message_is_what_was_said(error: SkerryError) -> None:
     assert error.message == str(error) == error.args[0]
 
@@ -68,8 +70,17 @@ def test_errors_carry_what_a_caller_needs() -> None:
     assert CreateFailed("no", log="tail").log == "tail"
 
 
-@pytest.mark.parametrize("error", [InvalidSpec("m", field="f"), Unsupported("f", "p", "r"), ProviderUnavailable("p", "r", fix="x"),
-                                   CreateFailed("m", log="l"), PathNotFound("p")])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidSpec("m", field="f"),
+        Unsupported("f", "p", "r"),
+        ProviderUnavailable("p", "r", fix="x"),
+        CreateFailed("m", log="l"),
+        PathNotFound("p"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_errors_cross_process_borders(error: SkerryError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

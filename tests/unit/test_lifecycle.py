@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from skerry.agent.stream import Stream
-from skerry.errors import CreateFailed, ProviderError, Unsupported, WrongState
-from skerry.lifecycle import TRANSITIONS, State, create_or_nothing, move, run_to_end
+from skerry.errors import Conflict, CreateFailed, ProviderError, Unsupported, WrongState
+from skerry.lifecycle import TRANSITIONS, State, admit, create_or_nothing, move, run_to_end
 from skerry.providers.base import BoxStatus, Capability, Enforcement, Isolation, Provider
 from skerry.spec import SandboxId, Spec, new_id
 
@@ -86,28 +86,29 @@ def test_a_move_is_allowed_by_the_table_or_refused(current: State, to: State) ->
 
 async def test_a_box_that_comes_up_stays() -> None:
     provider, id = FakeProvider(), new_id()
-    enforced = await create_or_nothing(provider, id, Spec.of(memory="64M"))
-    assert enforced["memory"].by == "counting"
+    await create_or_nothing(provider, id, Spec())
     assert provider.boxes == {id}
+    assert provider.steps[-1] == "create ends"
+
+
+async def test_a_limit_that_can_be_held_is_admitted() -> None:
+    assert (await admit(FakeProvider(), Spec.of(memory="64M")))["memory"].by == "counting"
 
 
 async def test_a_limit_that_cannot_be_held_is_refused_before_anything_is_made() -> None:
     provider = FakeProvider()
     with pytest.raises(Unsupported, match="no quota") as caught:
-        await create_or_nothing(provider, new_id(), Spec.of(disk="1G"))
+        await admit(provider, Spec.of(disk="1G"))
     assert caught.value.field == "disk"
     assert provider.steps == ["enforcement"]
 
 
-STEPS = ["enforcement", "create begins", "create has a box", "create ends"]
+STEPS = ["create begins", "create has a box", "create ends"]
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("error", [CreateFailed("no"), OSError("no"), asyncio.CancelledError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [CreateFailed("no"), OSError("no"), asyncio.CancelledError()], ids=repr)
 async def test_a_failure_at_any_step_leaves_nothing(step: str, error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        pytest.skip("asyncio lets it through the loop itself")
-
     async def fail(name: str) -> None:
         if name == step:
             raise error
@@ -163,10 +164,42 @@ async def test_a_destroy_that_fails_does_not_hide_why_the_create_failed() -> Non
         if name == "destroy begins":
             raise ProviderError("the second reason")
 
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(ProviderError) as caught:
         await create_or_nothing(FakeProvider(fail), new_id(), Spec())
     reasons = {str(caught.value), str(caught.value.__context__), str(caught.value.__cause__)}
     assert "the first reason" in reasons
+
+
+async def test_the_box_of_another_is_not_destroyed_because_its_id_was_taken() -> None:
+    async def conflict(name: str) -> None:
+        if name == "create begins":
+            raise Conflict("that id is taken")
+
+    provider, id = FakeProvider(conflict), new_id()
+    provider.boxes.add(id)
+    with pytest.raises(Conflict):
+        await create_or_nothing(provider, id, Spec())
+    assert provider.boxes == {id}
+
+
+async def test_nor_is_it_when_we_are_cancelled_before_that_is_known() -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def conflict(name: str) -> None:
+        if name == "create begins":
+            reached.set()
+            await go_on.wait()
+            raise Conflict("that id is taken")
+
+    provider, id = FakeProvider(conflict), new_id()
+    provider.boxes.add(id)
+    task = asyncio.create_task(create_or_nothing(provider, id, Spec()))
+    await reached.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(task, return_exceptions=True)
+    assert provider.boxes == {id}
 
 
 # run to end

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
+from skerry.agent.call import NOTHING, WINDOW, Call, OnData
 from skerry.agent.stream import Buffer, Stream
 from skerry.errors import (
     AgentError,
@@ -34,13 +34,9 @@ T = TypeVar("T")
 PROTOCOL = 1
 MAX_LINE = 1 << 20
 MAX_ATTACHMENT = 1 << 20
-WINDOW = 1 << 20
-UP_WINDOW = 4 << 20
 CONTROL_TIMEOUT_S = 30.0
-_UP_CHUNK = 1 << 19
 _MAX_STRAYS = 10_000
 _QUIET_S = 10.0
-_Dispatch = Callable[[int, memoryview], object]
 
 
 class _RpcError(msgspec.Struct):
@@ -73,152 +69,8 @@ class Hello(msgspec.Struct, frozen=True):
     started: float
 
 
-_NOTHING = msgspec.Raw(b"{}")
 _decode_frame = msgspec.json.Decoder(_Frame).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class Call:
-    """A call from its request to its answer, with its two byte streams."""
-
-    def __init__(self, client: AgentClient, id: int, window: int, on_data: _Dispatch | None) -> None:
-        self.id = id
-        self._client = client
-        self._answer: asyncio.Future[msgspec.Raw] = client.loop.create_future()
-        self._on_data = on_data
-        self._window = window
-        self._receivable = window
-        self._consumed = 0
-        self._chunks: deque[tuple[int, bytes]] = deque()
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._sendable = UP_WINDOW
-        self._send_waiter: asyncio.Future[None] | None = None
-
-    # from the agent, called by the client
-
-    def receivable(self, count: int) -> bool:
-        self._receivable -= count
-        return self._receivable >= 0
-
-    def deliver(self, fd: int, data: memoryview) -> None:
-        if self._on_data is not None:
-            try:
-                self._on_data(fd, data)
-            except Exception as error:  # the caller's own trouble, such as a full disk: it ends this call only
-                self.abandon()
-                self.settle(_NOTHING, error)
-            self.consume(len(data))
-        else:
-            self._chunks.append((fd, bytes(data)))
-            self._wake()
-
-    def add_credit(self, count: int) -> bool:
-        self._sendable += count
-        if self._send_waiter is not None and not self._send_waiter.done():
-            self._send_waiter.set_result(None)
-        return count > 0 and self._sendable <= UP_WINDOW
-
-    def end_data(self) -> None:
-        self._ended = True
-        self._wake()
-
-    def settle(self, result: msgspec.Raw, error: Exception | None = None) -> None:
-        if self._answer.done():
-            return
-        if error is not None:
-            self._answer.set_exception(error)
-            self._answer.exception()  # a call may be dropped unawaited: asyncio need not complain
-        else:
-            self._answer.set_result(result)
-        self._ended = True
-        self._wake()
-        if self._send_waiter is not None and not self._send_waiter.done():
-            self._send_waiter.set_result(None)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # for the caller
-
-    @property
-    def done(self) -> bool:
-        return self._answer.done()
-
-    def consume(self, count: int) -> None:
-        """Bytes are used up: let the agent send as many more, not for every little piece."""
-        self._consumed += count
-        if self._consumed * 4 >= self._window and not self._answer.done():
-            self._client.notify("credit", {"id": self.id, "bytes": self._consumed})
-            self._receivable += self._consumed
-            self._consumed = 0
-
-    async def chunks(self) -> AsyncIterator[tuple[int, bytes]]:
-        """What comes down, as (fd, bytes), to its end; then raises if the call failed."""
-        while True:
-            while self._chunks:
-                fd, data = self._chunks.popleft()
-                self.consume(len(data))
-                yield fd, data
-            if self._ended:
-                if self._answer.done():
-                    self._answer.result()
-                return
-            self._waiter = self._client.loop.create_future()
-            await self._waiter
-
-    async def send(self, data: Buffer) -> None:
-        """Bytes up, waiting for the agent's credit. Quiet once the call has ended: its answer tells why."""
-        view = memoryview(data).cast("B")
-        while view and not self._answer.done():
-            if self._sendable <= 0:
-                self._send_waiter = self._client.loop.create_future()
-                await self._send_waiter
-                continue
-            part = view[: min(self._sendable, _UP_CHUNK)]
-            self._sendable -= len(part)
-            self._client.notify("data", {"id": self.id}, part)
-            view = view[len(part) :]
-            await self._client.drained()
-
-    def end(self) -> None:
-        """No more bytes up."""
-        if not self._answer.done():
-            self._client.notify("end", {"id": self.id})
-
-    def cancel(self) -> None:
-        """Ask the agent to end the call now; its answer still comes."""
-        if not self._answer.done():
-            self._client.notify("cancel", {"id": self.id})
-
-    async def raw_result(self, timeout_s: float | None = None) -> msgspec.Raw:
-        """The answer. When the wait is over or cancelled, the call is cancelled and forgotten."""
-        deadline = None if timeout_s is None else self._client.loop.call_later(timeout_s, self._expire, timeout_s)
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            self.abandon()
-            raise
-        finally:
-            if deadline is not None:
-                deadline.cancel()
-
-    async def result(self, type: type[T], timeout_s: float | None = None) -> T:
-        return self._client.decode(await self.raw_result(timeout_s), type)
-
-    def abandon(self) -> None:
-        """Cancel, and drop whatever still comes."""
-        if self._client.forget(self):
-            self._client.notify("cancel", {"id": self.id})
-
-    def stop(self, error: SkerryError) -> None:
-        """End the call with an error of ours."""
-        self.abandon()
-        self.settle(_NOTHING, error)
-
-    def _expire(self, timeout_s: float) -> None:
-        self.stop(CallTimeout(f"the agent did not answer within {timeout_s:g} s"))
 
 
 class AgentClient:
@@ -279,7 +131,7 @@ class AgentClient:
         params: Mapping[str, Any] | None = None,
         *,
         attachment: Buffer = b"",
-        on_data: _Dispatch | None = None,
+        on_data: OnData | None = None,
         window: int = WINDOW,
     ) -> Call:
         """Begin a call that has byte streams. With `on_data` bytes are handed over as they come; without, `chunks`
@@ -323,13 +175,15 @@ class AgentClient:
         await self._stream.drained()
 
     def forget(self, call: Call) -> bool:
-        """Drop a call whose answer nobody wants; True if it was still open."""
+        """Drop a call whose answer nobody wants; True if it was still open. Nothing more reaches it."""
+        if self._target is not None and self._target[0] is call:
+            self._target = None
         return self._calls.pop(call.id, None) is not None
 
     def decode(self, raw: msgspec.Raw, type: type[T]) -> T:
         try:
             return msgspec.json.decode(raw, type=type)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._break(f"an answer has the wrong form: {error}")
             assert self._error is not None
             raise self._error from None
@@ -392,7 +246,7 @@ class AgentClient:
             if call is None:
                 self._stray()
             elif frame.error is not None:
-                call.settle(_NOTHING, _error_of(frame.error))
+                call.settle(NOTHING, _error_of(frame.error))
             else:
                 call.settle(frame.result)
 
@@ -431,7 +285,7 @@ class AgentClient:
         calls, self._calls = self._calls, {}
         self._stream.close()
         for call in calls.values():
-            call.settle(_NOTHING, error)
+            call.settle(NOTHING, error)
 
     def _check_alive(self) -> None:
         """A call may take for ever, an agent may not be silent for ever: it answers pings while it works."""

@@ -14,6 +14,28 @@ from skerry.version import __version__
 # A command is the object `command` in the file of its name in this folder.
 COMMANDS = {
     "run": "Run a command in a new sandbox.",
+    "create": "Make a sandbox that lives until it is removed or its time is over.",
+    "ps": "List the sandboxes.",
+    "exec": "Run a command in a sandbox.",
+    "attach": "Join a background process, or a shell of the sandbox.",
+    "cp": "Copy files and folders into a sandbox or out of it.",
+    "logs": "Show the output of background processes.",
+    "top": "List the processes that were started in a sandbox.",
+    "kill": "Send a signal to a background process, or to all of a sandbox.",
+    "stats": "Show what sandboxes use, live.",
+    "inspect": "Show all that is known of sandboxes, as JSON.",
+    "explain": "Tell when a sandbox will end and why, or why it did.",
+    "events": "Tell what happened to all sandboxes.",
+    "wait": "Wait until sandboxes have ended.",
+    "stop": "Stop sandboxes.",
+    "start": "Start sandboxes that were stopped.",
+    "pause": "Pause sandboxes.",
+    "unpause": "Let paused sandboxes go on.",
+    "rm": "End sandboxes and remove all of them.",
+    "prune": "Forget the sandboxes that have ended.",
+    "reconcile": "Compare the registry with the host and repair the difference.",
+    "pool": "Keep sandboxes warm, so that `run --pool` and `create --pool` need not boot one.",
+    "mcp": "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools.",
     "doctor": "Tell what works on this machine, and how to get the rest.",
     "check": "Run the conformance suite against a provider on this machine.",
     "config": "Show every setting and where it came from.",
@@ -67,6 +89,8 @@ def invoke(args: Sequence[str]) -> int:
     try:
         code: int = cli.main(args, prog_name="skerry", standalone_mode=False, obj=wants_json)
         return code
+    except (KeyboardInterrupt, click.Abort):
+        return 130  # told here, since it may have cut short an import that `report` needs
     except BaseException as error:
         from skerry.cli.errors import report
 

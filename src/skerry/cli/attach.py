@@ -18,22 +18,21 @@ from skerry.cli.options import refuse_what_cannot_run
 def command(reference: str, number: int | None, interactive: bool, tty: bool) -> int:
     """Join a background process, or a shell of the sandbox.
 
-    A process tells what it said last, then what it says. Ctrl-P Ctrl-Q leaves one that has a terminal, Ctrl-C any other;
-    it lives on. Without a PROCESS it is a new shell.
+    A process tells what it said last, then what it says. Ctrl-P Ctrl-Q leaves one that has a terminal, Ctrl-C any
+    other; it lives on. Without a PROCESS it is a new shell.
     """
     is_terminal = bool(sys.stdin and sys.stdin.isatty())
     refuse_what_cannot_run(("sh",), tty, as_json=False)
     from skerry.cli.registry import open_sandbox, with_sandbox
-    from skerry.cli.running import Attachment, Job, run_joined
+    from skerry.cli.running import Job, run_joined
     from skerry.sandbox import AsyncSandbox
-
-    job: Job | Attachment
-    if number is None:
-        job = Job(argv=None if is_terminal else ("sh",), stdin=True, tty=is_terminal)
-        return run_joined(job, open_sandbox(reference))
 
     async def has_terminal(sandbox: AsyncSandbox) -> bool:
         return any(each.process == number and each.pty for each in await sandbox.processes.list())
 
-    on_terminal = is_terminal and with_sandbox(reference, has_terminal)
-    return run_joined(Attachment(number, interactive or is_terminal, on_terminal), open_sandbox(reference))
+    if number is None:
+        job = Job(argv=None if is_terminal else ("sh",), stdin=True, tty=is_terminal)
+    else:
+        on_terminal = is_terminal and with_sandbox(reference, has_terminal)
+        job = Job(process=number, stdin=interactive or is_terminal, tty=on_terminal)
+    return run_joined(job, open_sandbox(reference))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+from skerry.cli.output import SHORT_ID
+
+if TYPE_CHECKING:
+    from skerry.records import Record
 
 
 def provider_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -10,6 +17,32 @@ def provider_names(_ctx: click.Context, _param: click.Parameter, incomplete: str
     from skerry import providers
 
     return [name for name in providers.names() if name.startswith(incomplete)]
+
+
+def references(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names and ids in the registry, for a shell to complete; a registry that cannot be read offers none."""
+    import asyncio
+
+    from skerry.errors import SkerryError
+
+    try:
+        records = asyncio.run(_live_records())
+    except SkerryError:
+        return []
+    ids = [record.id if len(incomplete) > SHORT_ID else record.id[:SHORT_ID] for record in records]
+    names = [record.name for record in records if record.name]
+    return [word for word in (*names, *ids) if word.startswith(incomplete)]
+
+
+async def _live_records() -> list[Record]:
+    from skerry.config import load
+    from skerry.store import Store
+
+    store = await Store.open(load().database)
+    try:
+        return await store.list()
+    finally:
+        await store.aclose()
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -9,6 +10,8 @@ from typing import Any
 
 import click
 
+SHORT_ID = 12
+"""So much of an id is shown to people."""
 _SPINNER_AFTER_S = 1.0
 
 
@@ -35,6 +38,16 @@ def print_json(value: Any) -> None:
     import json
 
     click.echo(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="replace"))
+
+
+def output_data(name: str, data: bytes) -> dict[str, str]:
+    """A program's output for JSON: text as it is; what is not UTF-8 with replacements, and exactly beside it."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        import base64
+
+        return {name: data.decode(errors="replace"), f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def print_json_line(value: Any) -> None:
@@ -70,9 +83,7 @@ def format_span(seconds: float) -> str:
 def _terminal_width() -> int | None:
     if not sys.stdout or not sys.stdout.isatty():
         return None
-    import shutil
-
-    return shutil.get_terminal_size().columns
+    return os.get_terminal_size(sys.stdout.fileno()).columns or None
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ from skerry.sandbox import AsyncSandbox
 T = TypeVar("T")
 
 _AT_ONCE = 32
-SHORT_ID = 12
 
 
 class Result(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from skerry.cli import terminal
-from skerry.cli.output import print_json, say
+from skerry.cli.output import output_data, print_json, say
 from skerry.cli.pipes import read_chunk, write_all
 from skerry.errors import SkerryError
 from skerry.processes import DEFAULT_LIMIT, AsyncProcess
@@ -24,9 +23,9 @@ _DETACH = b"\x10\x11"  # Ctrl-P Ctrl-Q, as in Docker
 
 
 class Job(NamedTuple):
-    """A command to start, and how it is joined to us."""
+    """A process to start or to join, and how it is joined to us."""
 
-    argv: Sequence[str] | None
+    argv: Sequence[str] | None = None
     """None is the box's shell."""
     stdin: bool = False
     tty: bool = False
@@ -36,11 +35,16 @@ class Job(NamedTuple):
     cwd: str | None = None
     user: str | None = None
     background: bool = False
+    process: int | None = None
+    """Instead of all that: a background process by its number. It lives on when we leave."""
 
-    leaves = False
-    """Whether we can go without it."""
+    @property
+    def leaves_by_keys(self) -> bool:
+        return self.tty and self.process is not None
 
     async def start(self, sandbox: AsyncSandbox) -> AsyncProcess:
+        if self.process is not None:
+            return await sandbox.processes.attach(self.process)
         if not self.tty:
             assert self.argv is not None
             return await sandbox.start(
@@ -55,28 +59,13 @@ class Job(NamedTuple):
         )  # fmt: skip
 
 
-class Attachment(NamedTuple):
-    """A background process to join; it lives on when we leave."""
-
-    number: int
-    stdin: bool
-    tty: bool
-
-    timeout_s = None
-    as_json = False
-    leaves = True
-
-    async def start(self, sandbox: AsyncSandbox) -> AsyncProcess:
-        return await sandbox.processes.attach(self.number)
-
-
-def run_joined(job: Job | Attachment, opening: AbstractAsyncContextManager[AsyncSandbox]) -> int:
-    """Run it to its end in the sandbox that opens, and give the exit code. Whatever happens, the sandbox is left."""
+def run_joined(job: Job, opening: AbstractAsyncContextManager[AsyncSandbox]) -> int:
+    """Run it to its end in the sandbox that opens, and give the exit code."""
     return asyncio.run(_Run(job, opening).to_end())
 
 
 class _Run:
-    def __init__(self, job: Job | Attachment, opening: AbstractAsyncContextManager[AsyncSandbox]) -> None:
+    def __init__(self, job: Job, opening: AbstractAsyncContextManager[AsyncSandbox]) -> None:
         self._job = job
         self._opening = opening
         self._ended_by: int | None = None
@@ -142,7 +131,7 @@ class _Run:
         def resize() -> None:
             group.create_task(_quietly(process.resize(*terminal.size())))
 
-        if not self._job.leaves:
+        if self._job.process is None:
             loop.add_signal_handler(signal.SIGINT, interrupt)
         if self._job.tty:
             loop.add_signal_handler(signal.SIGWINCH, resize)
@@ -150,20 +139,30 @@ class _Run:
 
     async def _feed(self, process: AsyncProcess) -> None:
         """Our standard input, to its end, or to the end of whoever reads it."""
-        held = b""
+        keys = _LeavingKeys() if self._job.leaves_by_keys else None
         with suppress(SkerryError):  # the command has ended, or the stream has, which `wait` tells
             while chunk := await read_chunk(terminal.STDIN):
-                if self._job.leaves and self._job.tty:
-                    before, keys, _ = (held + chunk).partition(_DETACH)
-                    held = b"" if keys or not before.endswith(_DETACH[:1]) else _DETACH[:1]
-                    chunk = before.removesuffix(held)
-                    if keys:
-                        await process.write(chunk)
-                        self._left = True
-                        self._end()
-                        return
-                await process.write(chunk)
+                await process.write(chunk if keys is None else keys.without(chunk))
+                if keys is not None and keys.seen:
+                    self._left = True
+                    self._end()
+                    return
             await process.close_stdin()
+
+
+class _LeavingKeys:
+    """Finds the keys that leave a terminal in what is typed, also when they come one by one."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.seen = False
+
+    def without(self, typed: bytes) -> bytes:
+        """What is for the process."""
+        before, keys, _ = (self._held + typed).partition(_DETACH)
+        self.seen = bool(keys)
+        self._held = b"" if keys or not before.endswith(_DETACH[:1]) else _DETACH[:1]
+        return before.removesuffix(self._held)
 
 
 class _Kept:
@@ -194,19 +193,11 @@ def _as_data(sandbox: AsyncSandbox, result: ExecResult) -> dict[str, Any]:
     return {
         "sandbox": sandbox.id,
         "exit_code": result.exit_code,
-        **_text("stdout", result.stdout),
-        **_text("stderr", result.stderr),
+        **output_data("stdout", result.stdout),
+        **output_data("stderr", result.stderr),
         "truncated": result.truncated,
         "timed_out": result.timed_out,
         "signal": result.signal,
         "duration_s": result.duration_s,
         "enforced": msgspec.to_builtins(dict(sandbox.enforced)),
     }
-
-
-def _text(name: str, data: bytes) -> dict[str, str]:
-    """Text as it is; what is not UTF-8 with replacements, and exactly beside it."""
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {name: data.decode(errors="replace"), f"{name}_base64": base64.b64encode(data).decode()}

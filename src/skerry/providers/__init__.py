@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ def names() -> list[str]:
     return sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)})
 
 
+@cache
 def provider_class(name: str) -> type[Provider]:
     """The class behind a name; its own dependencies are imported here, and named if they are missing."""
     points = importlib.metadata.entry_points(group=GROUP, name=name)

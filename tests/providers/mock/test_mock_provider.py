@@ -80,7 +80,7 @@ class TestVerbs:
         self, mock_provider: Mock, spec: Spec
     ) -> None:
         with pytest.raises(Unsupported):
-            await lifecycle.create_or_nothing(mock_provider, new_id(), spec)
+            await lifecycle.admit(mock_provider, spec)
         assert await mock_provider.discover() == {}
 
     async def test_pause_freezes_processes_agent_and_time(self) -> None:

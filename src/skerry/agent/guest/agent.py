@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 VERSION = "0.1.0"
 _MAX_CHANNELS = 64
+_LOOKING = frozenset({"hello", "ping", "metrics", "processes"})
+"""Calls that only look: a box that is watched is still idle."""
 _REOPEN_S = 0.05
 _WARM_UP_S = 0.005
 
@@ -63,13 +65,19 @@ class Agent:
         if "device" in where:
             self._open_device(where["device"])
             return
-        listener = _listener(where)
+        self._watch(_listener(where))
+
+    def _watch(self, listener: _socket.socket) -> None:
         self.loop.watch(listener.fileno(), READ, lambda _events: self._accept(listener))
 
     def _accept(self, listener: _socket.socket) -> None:
         try:
             fd, _address = listener._accept()  # type: ignore[attr-defined]
-        except OSError:
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # no descriptor left: the listener would be ready for ever, so look again later
+            self.loop.forget(listener.fileno())
+            self.loop.later(_REOPEN_S, lambda: self._watch(listener))
             return
         if len(self._channels) >= _MAX_CHANNELS:
             posix.close(fd)
@@ -111,6 +119,7 @@ class Agent:
         if posix.getpid() != 1:  # the end of PID 1 ends all others by itself
             for process in self.processes.all():
                 process.kill_tree()
+            self.loop.turn()
 
     # calls
 
@@ -118,7 +127,8 @@ class Agent:
         if not call.channel.greeted and call.method != "hello":
             call.channel.close()
             return
-        self._last_use = time.monotonic()
+        if call.method not in _LOOKING:
+            self._last_use = time.monotonic()
         try:
             handler = _HANDLERS.get(call.method)
             if handler is not None:
@@ -131,6 +141,8 @@ class Agent:
                 call.channel.send({"jsonrpc": "2.0", "id": call.id, "error": error})
         except Failure as failure:
             call.fail(failure)
+        except UnicodeError:
+            call.fail(Failure("invalid", "a text in the request is not UTF-8"))
         except OSError as error:
             call.fail(failure_of(error))
         except Exception as error:  # a bug of ours must not end the box: the caller is told

@@ -233,7 +233,7 @@ class Channel:
                     return
         except (BlockingIOError, InterruptedError):
             return
-        except (OSError, wire.ProtocolError):
+        except Exception:  # the stream is broken, or what it says is: both end it, and the agent lives on
             self.close()
 
     def _on_frame(self, message: dict[str, Any], attachment: bytes | bytearray | memoryview) -> None:
@@ -253,7 +253,10 @@ class Channel:
             self._dispatch(call)
 
     def _on_notification(self, method: str, params: dict[str, Any], attachment: bytes | bytearray | memoryview) -> None:
-        call = self.calls.get(params.get("id", -1))
+        id = params.get("id", -1)
+        if type(id) is not int:
+            raise wire.ProtocolError("an id is an integer")
+        call = self.calls.get(id)
         if call is None:
             return
         if method == "data":
@@ -354,5 +357,5 @@ class Channel:
             on_close = call.on_close
             call.close()
             if on_close is not None:
-                on_close()
+                self.loop.soon(on_close)  # each by itself: one that fails must not keep the others from it
         self._on_close(self)

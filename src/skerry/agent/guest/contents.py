@@ -147,9 +147,12 @@ class FileWriter:
         self._call.fail(Failure("cancelled", "cancelled"))
 
     def _give_up(self) -> None:
-        if self._temporary is not None:
-            os.unlink(self._temporary)
-            self._temporary = None
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            try:
+                os.unlink(temporary)
+            except OSError:
+                pass  # somebody in the box was quicker
 
 
 def write_file(agent: Agent, call: Call) -> None:

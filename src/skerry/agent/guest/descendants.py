@@ -10,10 +10,10 @@ _ROUNDS = 20
 _SIGKILL = 9
 
 
-def signal_all(pid: int, mark: str, signal: int) -> None:
-    """Signal the process and every descendant. A kill is repeated until none is left: they may fork meanwhile."""
+def signal_all(roots: dict[int, str], signal: int) -> None:
+    """Signal processes (pid: mark) and every descendant. A kill is repeated until none is left: they may fork."""
     for _ in range(_ROUNDS if signal == _SIGKILL else 1):
-        found = _find(pid, mark)
+        found = _find(roots)
         for each in found:
             try:
                 os.kill(each, signal)
@@ -23,7 +23,7 @@ def signal_all(pid: int, mark: str, signal: int) -> None:
             return
 
 
-def _find(root: int, mark: str) -> list[int]:
+def _find(roots: dict[int, str]) -> list[int]:
     parents: dict[int, int] = {}
     sessions: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -31,10 +31,10 @@ def _find(root: int, mark: str) -> list[int]:
             state = _stat(name)
             if state is not None:
                 parents[int(name)], sessions[int(name)] = state
-    members = {pid for pid, session in sessions.items() if session == root}
-    variable = f"{MARK}={mark}".encode()
-    members |= {pid for pid in parents if pid not in members and _has_mark(pid, variable)}
-    members |= {root} & set(parents)
+    members = {pid for pid, session in sessions.items() if session in roots}
+    marks = {f"{MARK}={mark}".encode() for mark in roots.values()}
+    members |= {pid for pid in parents if pid not in members and _has_mark(pid, marks)}
+    members |= roots.keys() & parents.keys()
     grew = True
     while grew:
         children = {pid for pid, parent in parents.items() if parent in members} - members
@@ -53,9 +53,9 @@ def _stat(pid: str) -> tuple[int, int] | None:
     return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[3]))
 
 
-def _has_mark(pid: int, mark: bytes) -> bool:
+def _has_mark(pid: int, marks: set[bytes]) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
+            return not marks.isdisjoint(file.read().split(b"\0"))
     except OSError:
         return False

@@ -102,9 +102,7 @@ class Loop:
             try:
                 self.turn()
             except Exception:  # a bug of ours must not end the box: the agent may be PID 1
-                import traceback
-
-                traceback.print_exc()
+                _complain()
 
     def turn(self) -> None:
         for fd, events in self._epoll.poll(self._wait_s()):
@@ -148,3 +146,12 @@ class Loop:
             action = self._children.pop(pid, None)
             if action is not None:
                 action(status)
+
+
+def _complain() -> None:
+    try:
+        import traceback
+
+        traceback.print_exc()
+    except Exception:
+        pass  # not even a descriptor is left to tell it

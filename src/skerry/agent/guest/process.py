@@ -312,7 +312,7 @@ class Process:
         if tree:
             from . import descendants
 
-            descendants.signal_all(self.pid, self._mark, number)
+            descendants.signal_all({self.pid: self._mark}, number)
             return
         try:
             posix.killpg(self.pid, number)
@@ -321,7 +321,7 @@ class Process:
 
     def kill_tree(self) -> None:
         if self._status is None:
-            self.send_signal(_SIGKILL, tree=True)
+            self.table.kill(self.pid, self._mark)
 
     def abandon(self) -> None:
         """Nobody waits for it any more: it dies with all it started, and what it still says is dropped."""
@@ -345,6 +345,7 @@ class ProcessTable:
         self.mark = hexlify(posix.urandom(6)).decode()
         """Ours alone: where agents share a process table, none may end what another started."""
         self._processes: dict[int, Process] = {}
+        self._doomed: dict[int, str] = {}
         self._count = 0
 
     def start(self, request: spawn.Request) -> Process:
@@ -358,6 +359,18 @@ class ProcessTable:
         ended = [number for number, process in self._processes.items() if process.ended]
         for number in ended[:-_KEPT_ENDED]:
             del self._processes[number]
+
+    def kill(self, pid: int, mark: str) -> None:
+        """Kill a tree; many that are to die at once are searched for together."""
+        if not self._doomed:
+            self.loop.soon(self._kill_doomed)
+        self._doomed[pid] = mark
+
+    def _kill_doomed(self) -> None:
+        from . import descendants
+
+        doomed, self._doomed = self._doomed, {}
+        descendants.signal_all(doomed, _SIGKILL)
 
     def get(self, number: object) -> Process:
         process = self._processes.get(number) if type(number) is int else None

@@ -26,11 +26,16 @@ class RecordSender:
     def _pump(self) -> None:
         """Send one batch and make the next; the loop has its turn in between."""
         call = self._call
-        if not call.open or (self._batch and call.room() < len(self._batch)):
+        if not call.open:
             return
         if self._batch:
-            call.send(self._batch)
-            self._batch = b""
+            room = call.room()
+            if room <= 0:
+                return
+            call.send(self._batch[:room])
+            self._batch = self._batch[room:]
+            if self._batch:
+                return
         if self._at_end:
             self._done()
             return

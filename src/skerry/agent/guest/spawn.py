@@ -174,7 +174,7 @@ def _explain(error: bytes, request: Request) -> tuple[int, str]:
     """The exit code and message of a program that did not start: the shell's own."""
     _kind, number, where = [*error.split(b":", 2), b"", b""][:3]
     code = int(number or b"0", 16)
-    if where == b"noexec" or where == b"cwd":
+    if where.startswith(b"noexec"):
         try:
             posix.stat(request.cwd)
         except OSError as reason:
@@ -190,19 +190,27 @@ def _exit_of(code: int, program: str) -> tuple[int, str]:
 
 
 def _start_on_terminal(request: Request, programs: list[bytes], env: list[bytes]) -> Child:
-    master, slave = posix.openpty()
     assert request.pty is not None
-    set_size(master, *request.pty)
-    fail_read, fail_write = posix.pipe2(posix.O_CLOEXEC)
     argv = [to_bytes(arg) for arg in request.argv]
-    pid = posix.fork()
+    opened = list(posix.openpty())
+    try:
+        opened.append(posix.dup(opened[0]))
+        opened += posix.pipe2(posix.O_CLOEXEC)
+        master, slave, typing, fail_read, fail_write = opened
+        posix.set_inheritable(typing, False)
+        set_size(master, *request.pty)
+        pid = posix.fork()
+    except OSError:
+        for fd in opened:
+            posix.close(fd)
+        raise
     if pid == 0:
         _become(request, argv, programs, env, slave, fail_write)
     posix.close(slave)
     posix.close(fail_write)
     error = posix.read(fail_read, 512)
     posix.close(fail_read)
-    child = Child(pid, posix.dup(master), [(1, master)])
+    child = Child(pid, typing, [(1, master)])
     posix.set_blocking(master, False)
     if error:
         posix.waitpid(pid, 0)
@@ -268,12 +276,12 @@ def find_user(text: object) -> User | None:
     entry = _passwd_entry(uid_text)
     if entry is not None:
         name, uid, gid, home = entry[0], int(entry[2]), int(entry[3]), entry[5]
-    elif uid_text.isdigit():
+    elif _is_number(uid_text):
         name, uid, gid, home = "", int(uid_text), int(gid_text or uid_text), ""
     else:
         raise Failure("invalid", f"no user is called {uid_text!r} in the box")
     if gid_text:
-        if not gid_text.isdigit():
+        if not _is_number(gid_text):
             raise Failure("invalid", "user is a name, UID or UID:GID")
         gid = int(gid_text)
     if (uid, gid) == (posix.geteuid(), posix.getegid()):
@@ -281,6 +289,10 @@ def find_user(text: object) -> User | None:
     if posix.geteuid() != 0 or not _may_change_user():
         raise Failure("unsupported", f"this box runs everything as uid {posix.geteuid()}; it cannot become {text!r}")
     return User(uid, gid, _groups_of(name, gid), home)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _may_change_user() -> bool:

@@ -44,7 +44,10 @@ class Tunnel:
             events |= READ
         if self._out or not self._connected:
             events |= WRITE
-        self.loop.watch(self._socket.fileno(), events, self._on_ready)
+        if events:
+            self.loop.watch(self._socket.fileno(), events, self._on_ready)
+        else:  # a connection that was reset is always ready, whatever was asked for
+            self.loop.forget(self._socket.fileno())
 
     def _on_ready(self, events: int) -> None:
         if not self._connected:

@@ -73,7 +73,10 @@ class Watch:
             self._emit({"event": "overflow", "path": "", "dir": True})  # no more watches to be had
 
     def _on_ready(self, _events: int) -> None:
-        data = os.read(self._fd, 1 << 16)
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
         at = 0
         while at < len(data):
             watch, mask, _cookie, length = _HEADER.unpack_from(data, at)
@@ -127,8 +130,11 @@ class Watch:
             self._waiting.append(wire.encode(record))
 
     def _pump(self) -> None:
-        while self._waiting and self.call.room() >= len(self._waiting[0]):
-            self.call.send(self._waiting.popleft())
+        while self._waiting and self.call.room() > 0:
+            room, record = self.call.room(), self._waiting.popleft()
+            self.call.send(record[:room])
+            if len(record) > room:
+                self._waiting.appendleft(record[room:])
 
     def _on_cancel(self) -> None:
         self._close()

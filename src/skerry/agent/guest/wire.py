@@ -24,7 +24,11 @@ class _ScannerOptions:
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    parse_constant = None
+
+    @staticmethod
+    def parse_constant(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
     memo: dict[str, str] = {}  # noqa: RUF012 (the C scanner looks for it)
 
 
@@ -55,7 +59,9 @@ def _json_functions() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
         pass  # a private module may change: the public one is slower to start, and right
     import json
 
-    return json.loads, json.JSONEncoder(separators=(",", ":")).encode
+    return json.JSONDecoder(parse_constant=_ScannerOptions.parse_constant).decode, json.JSONEncoder(
+        separators=(",", ":")
+    ).encode
 
 
 def _refuse(value: object) -> None:

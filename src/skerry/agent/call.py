@@ -1,0 +1,200 @@
+"""One call to an agent, from its request to its answer, with its two byte streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import msgspec
+
+from skerry.agent.stream import Buffer
+from skerry.errors import CallInterrupted, CallTimeout, SkerryError
+
+if TYPE_CHECKING:
+    from skerry.agent.client import AgentClient
+
+T = TypeVar("T")
+OnData = Callable[[int, memoryview], object]
+
+WINDOW = 1 << 20
+UP_WINDOW = 4 << 20
+NOTHING = msgspec.Raw(b"{}")
+_UP_CHUNK = 1 << 19
+_JOINED = 1 << 16
+
+
+class Call:
+    """A call from its request to its answer, with its two byte streams."""
+
+    def __init__(self, client: AgentClient, id: int, window: int, on_data: OnData | None) -> None:
+        self.id = id
+        self._client = client
+        self._answer: asyncio.Future[msgspec.Raw] = client.loop.create_future()
+        self._on_data = on_data
+        self._window = window
+        self._receivable = window
+        self._consumed = 0
+        self._chunks: deque[tuple[int, bytearray]] = deque()
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._sendable = UP_WINDOW
+        self._send_waiters: list[asyncio.Future[None]] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._patience_s: float | None = None
+        self._last_progress = client.loop.time()
+
+    # from the agent, called by the client
+
+    def receivable(self, count: int) -> bool:
+        self._last_progress = self._client.loop.time()
+        self._receivable -= count
+        return self._receivable >= 0
+
+    def deliver(self, fd: int, data: memoryview) -> None:
+        if self._on_data is not None:
+            try:
+                self._on_data(fd, data)
+            except Exception as error:  # the caller's own trouble, such as a full disk: it ends this call only
+                self.settle(NOTHING, error)
+                self.abandon()
+            self.consume(len(data))
+        else:
+            self._keep(fd, data)
+            self._wake()
+
+    def _keep(self, fd: int, data: memoryview) -> None:
+        """Small pieces are joined: an agent that sends bytes one by one must not cost a hundred for each."""
+        if self._chunks and self._chunks[-1][0] == fd and len(self._chunks[-1][1]) + len(data) <= _JOINED:
+            self._chunks[-1][1].extend(data)
+        else:
+            self._chunks.append((fd, bytearray(data)))
+
+    def add_credit(self, count: int) -> bool:
+        self._last_progress = self._client.loop.time()
+        self._sendable += count
+        self._wake_senders()
+        return count > 0 and self._sendable <= UP_WINDOW
+
+    def end_data(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def settle(self, result: msgspec.Raw, error: Exception | None = None) -> None:
+        if self._answer.done():
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if error is not None:
+            self._answer.set_exception(error)
+            self._answer.exception()  # a call may be dropped unawaited: asyncio need not complain
+        else:
+            self._answer.set_result(result)
+        self._ended = True
+        self._wake()
+        self._wake_senders()
+
+    def _wake_senders(self) -> None:
+        for waiter in self._send_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._send_waiters.clear()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # for the caller
+
+    @property
+    def done(self) -> bool:
+        return self._answer.done()
+
+    def consume(self, count: int) -> None:
+        """Bytes are used up: let the agent send as many more, not for every little piece."""
+        self._consumed += count
+        if self._consumed * 4 >= self._window and not self._answer.done():
+            self._client.notify("credit", {"id": self.id, "bytes": self._consumed})
+            self._receivable += self._consumed
+            self._consumed = 0
+
+    async def chunks(self) -> AsyncIterator[tuple[int, bytes]]:
+        """What comes down, as (fd, bytes), to its end; then raises if the call failed."""
+        while True:
+            while self._chunks:
+                fd, data = self._chunks.popleft()
+                self.consume(len(data))
+                yield fd, bytes(data)
+            if self._ended:
+                if self._answer.done():
+                    self._answer.result()
+                return
+            self._waiter = self._client.loop.create_future()
+            await self._waiter
+
+    async def send(self, data: Buffer) -> None:
+        """Bytes up, waiting for the agent's credit. Quiet once the call has ended: its answer tells why."""
+        view = memoryview(data).cast("B")
+        while view and not self._answer.done():
+            if self._sendable <= 0:
+                waiter = self._client.loop.create_future()
+                self._send_waiters.append(waiter)
+                await waiter
+                continue
+            part = view[: min(self._sendable, _UP_CHUNK)]
+            self._sendable -= len(part)
+            self._client.notify("data", {"id": self.id}, part)
+            view = view[len(part) :]
+            await self._client.drained()
+
+    def end(self) -> None:
+        """No more bytes up."""
+        if not self._answer.done():
+            self._client.notify("end", {"id": self.id})
+
+    def cancel(self) -> None:
+        """Ask the agent to end the call now; its answer still comes."""
+        if not self._answer.done():
+            self._client.notify("cancel", {"id": self.id})
+
+    def within(self, timeout_s: float | None) -> Self:
+        """Give the whole call a deadline, sending and receiving included."""
+        if timeout_s is not None and not self._answer.done():
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = self._client.loop.call_later(timeout_s, self._expire, timeout_s)
+        return self
+
+    def patiently(self, patience_s: float) -> Self:
+        """Let the call take for ever, as long as something moves: bytes either way, at least this often."""
+        self._patience_s = patience_s
+        return self.within(patience_s)
+
+    async def result(self, type: type[T], timeout_s: float | None = None) -> T:
+        """The answer, by a deadline if one is given. If the wait is cancelled, the call is given up."""
+        self.within(timeout_s)
+        try:
+            return self._client.decode(await self._answer, type)
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Cancel, and drop whatever still comes."""
+        if self._client.forget(self):
+            self._client.notify("cancel", {"id": self.id})
+        self.settle(NOTHING, CallInterrupted("the call was given up"))
+
+    def stop(self, error: SkerryError) -> None:
+        """End the call with an error of ours."""
+        self.settle(NOTHING, error)
+        self.abandon()
+
+    def _expire(self, timeout_s: float) -> None:
+        if self._patience_s is not None:
+            left = self._last_progress + self._patience_s - self._client.loop.time()
+            if left > 0:
+                self._deadline = self._client.loop.call_later(left, self._expire, timeout_s)
+                return
+        self.stop(CallTimeout(f"the agent did not answer within {timeout_s:g} s"))

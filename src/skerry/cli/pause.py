@@ -1,0 +1,21 @@
+"""`skerry pause`."""
+
+from __future__ import annotations
+
+import click
+
+from skerry.cli.completion import references
+from skerry.cli.output import json_option
+
+
+@click.command()
+@click.argument("sandboxes", nargs=-1, required=True, metavar="SANDBOX...", shell_complete=references)
+@json_option
+def command(sandboxes: tuple[str, ...], as_json: bool) -> int:
+    """Pause sandboxes.
+
+    Their processes stand still until unpause. Not every provider can.
+    """
+    from skerry.cli.registry import change_each
+
+    return change_each(sandboxes, as_json, lambda manager, each: manager.pause(each))

@@ -1,0 +1,27 @@
+"""`skerry reconcile`."""
+
+from __future__ import annotations
+
+import click
+
+from skerry.cli.output import SHORT_ID, json_option, print_json, print_table
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@json_option
+def command(dry_run: bool, as_json: bool) -> None:
+    """Compare the registry with the host and repair the difference.
+
+    What a crash left is finished, taken up again or removed (volumes are kept); one line tells each.
+    """
+    import msgspec
+
+    from skerry.cli.registry import with_manager
+
+    verdicts = with_manager(lambda manager: manager.reconcile(dry_run=dry_run))
+    if as_json:
+        print_json(msgspec.to_builtins(verdicts))
+    else:
+        rows = [(verdict.id[:SHORT_ID], verdict.provider, verdict.action, verdict.why) for verdict in verdicts]
+        print_table(("ID", "PROVIDER", "ACTION", "WHY"), rows)
