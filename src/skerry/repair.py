@@ -67,6 +67,7 @@ class Repair:
         if record is None or not record.is_live:
             await self._provider(verdict.provider).destroy(verdict.id)
             return
-        if verdict.cause is not None:
-            record = await ending.doom(self._store, record, verdict.cause)
+        if verdict.cause is not None and not record.doomed:
+            # once only: if somebody changed it meanwhile, the verdict was about something else
+            record = await self._store.change(record, doomed=True, cause=verdict.cause, kind="doomed")
         await ending.finish(self._store, self._provider, record)

@@ -127,6 +127,10 @@ class AsyncSandbox:
 
     # commands
 
+    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        """The spec's with each command: one from a pool was booted before it was known."""
+        return {**self.spec.env, **(env or {})}
+
     async def exec(
         self,
         command: Sequence[str] | str,
@@ -145,7 +149,7 @@ class AsyncSandbox:
         A command that fails, is missing (127) or takes longer than `timeout_s` is a result, with the output so far. At
         most `limit` bytes of each output are kept. The callbacks get output as it comes.
         """
-        params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        params = command_params(command, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
         return await run_buffered(
             await self._connect(), "exec", params,
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -170,7 +174,7 @@ class AsyncSandbox:
         language = language or self.spec.language
         if language is None:
             raise InvalidSpec("language: none was given, and the spec has none", field="language")
-        params = command_params(None, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        params = command_params(None, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
         return await run_buffered(
             await self._connect(), "exec_code", {**params, "language": language},
             attachment=code.encode() if isinstance(code, str) else code,
@@ -191,7 +195,7 @@ class AsyncSandbox:
         tag: str | None = None,
     ) -> AsyncProcess:
         """Start a command and talk with it. With `background` it lives on when nobody listens."""
-        params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        params = command_params(command, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
         params |= {"stdin": stdin, "background": background, "tag": tag}
         return await AsyncProcess.start(self._connect, "exec", params)
 
@@ -209,7 +213,7 @@ class AsyncSandbox:
         tag: str | None = None,
     ) -> AsyncProcess:
         """A command on a terminal; without one, the box's shell."""
-        params = command_params(command or _SHELL, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
+        params = command_params(command or _SHELL, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
         params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
         return await AsyncProcess.start(self._connect, "exec", params)
 

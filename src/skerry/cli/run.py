@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @command_options
 @spec_options
 @click.option("--rm/--keep", "remove", default=True, help="Remove the sandbox at the end (default), or keep it.")
+@click.option("--pool", is_flag=True, help="Take a warm sandbox of `skerry pool run`, if there is one.")
 @json_option
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
@@ -33,6 +34,7 @@ def command(
     tty: bool,
     timeout: str | None,
     remove: bool,
+    pool: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -52,18 +54,22 @@ def command(
         timeout_s=duration(timeout, "--timeout"),
         as_json=as_json,
     )
-    return run_joined(job, _new_sandbox(config, spec, keep=not remove))
+    return run_joined(job, _new_sandbox(config, spec, keep=not remove, pool=pool))
 
 
 @asynccontextmanager
-async def _new_sandbox(config: Config, spec: Spec, *, keep: bool) -> AsyncIterator[AsyncSandbox]:
+async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) -> AsyncIterator[AsyncSandbox]:
     """A sandbox that goes with us, however we go, unless it is to be kept."""
     from skerry.lifecycle import run_to_end
     from skerry.manager import AsyncSandboxManager
+    from skerry.warm import claim_or_create
 
     async with AsyncSandboxManager(config, reconcile=False) as manager:
         async with spinner("starting a sandbox"):
-            sandbox = await manager.create(spec, ephemeral=not keep)
+            if pool:
+                sandbox = await claim_or_create(manager, spec, ephemeral=not keep)
+            else:
+                sandbox = await manager.create(spec, ephemeral=not keep)
         try:
             yield sandbox
         finally:

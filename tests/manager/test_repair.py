@@ -1,0 +1,190 @@
+"""Reconcile beside others who act, and with providers that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skerry.errors import ProviderError, SkerryError
+from skerry.lifecycle import State
+from skerry.manager import AsyncSandboxManager
+from skerry.providers.mock import Mock
+from skerry.records import Filter
+from skerry.store import Store
+
+from .world import Folders, config_of
+
+# reconcile beside others who act
+
+
+@pytest.mark.parametrize("act", ["create", "pause", "resume", "stop", "start", "destroy", "revive"])
+async def test_what_happens_while_the_host_is_asked_is_not_undone(
+    manager: AsyncSandboxManager, mock: Mock, act: str
+) -> None:
+    """The answer of `discover` is old when it comes: whoever acted meanwhile is right."""
+    sandbox = await manager.create()
+    if act == "resume":
+        await manager.pause(sandbox.id)
+    if act == "start":
+        await manager.stop(sandbox.id)
+    if act == "revive":
+        mock.faults.dead_box(sandbox.id)
+    discover = mock.discover
+    late = []
+
+    async def answer_late() -> object:
+        answer = await discover()
+        if not late:
+            late.append(act)
+            await {
+                "create": lambda: manager.create(name="meanwhile"),
+                "revive": lambda: manager.start(sandbox.id),
+            }.get(act, lambda: getattr(manager, act)(sandbox.id))()
+        return answer
+
+    mock.discover = answer_late  # type: ignore[method-assign, assignment]
+    await manager.reconcile()
+    mock.discover = discover  # type: ignore[method-assign]
+    boxes = await mock.discover()
+    states = {record.id: record.state for record in await manager.list()}
+    held = {"running": State.READY, "paused": State.PAUSED, "stopped": State.STOPPED}
+    assert states == {id: held[box.state] for id, box in boxes.items()}
+    assert len(states) == {"create": 2, "destroy": 0}.get(act, 1)
+
+
+async def test_a_dry_run_tells_and_does_nothing(manager: AsyncSandboxManager, mock: Mock) -> None:
+    sandbox = await manager.create()
+    mock.faults.dead_box(sandbox.id)
+    (told,) = await manager.reconcile(dry_run=True)
+    assert (told.id, told.action) == (sandbox.id, "destroy")
+    assert (await manager.record(sandbox.id)).state is State.READY
+    assert await manager.reconcile() == [told]
+    assert await manager.reconcile() == []
+
+
+async def test_a_box_that_will_not_die_keeps_neither_the_others_nor_the_manager_from_going_on(
+    manager: AsyncSandboxManager, tmp_path: Path, mock: Mock
+) -> None:
+    bad, good = await manager.create(), await manager.create()
+    for each in (bad, good):
+        mock.faults.dead_box(each.id)
+    destroy = mock.destroy
+
+    async def fail_for_one(id: object, *, volumes: bool = False) -> None:
+        if id == bad.id:
+            raise ProviderError("it hangs in the kernel")
+        await destroy(id, volumes=volumes)  # type: ignore[arg-type]
+
+    mock.destroy = fail_for_one  # type: ignore[method-assign, assignment]
+    with suppress(SkerryError):  # it may say so, after it has done the rest
+        await manager.reconcile()
+    assert (await manager.record(good.id)).state is State.DESTROYED
+    async with AsyncSandboxManager(config_of(tmp_path), providers={"mock": mock}) as fresh:
+        await fresh.create()
+    mock.destroy = destroy  # type: ignore[method-assign]
+    await manager.reconcile()
+    assert (await manager.record(bad.id)).state is State.DESTROYED
+
+
+@pytest.mark.parametrize(("first", "by_hand"), [("ready", "pause"), ("ready", "stop"), ("paused", "stop")])
+async def test_what_was_done_by_hand_is_followed(
+    manager: AsyncSandboxManager, mock: Mock, first: str, by_hand: str
+) -> None:
+    sandbox = await manager.create()
+    if first == "paused":
+        await manager.pause(sandbox.id)
+    await getattr(mock, by_hand)(sandbox.id)
+    await manager.reconcile()
+    assert (await manager.record(sandbox.id)).state is {"pause": State.PAUSED, "stop": State.STOPPED}[by_hand]
+
+
+async def test_started_and_paused_by_hand_is_followed_too(manager: AsyncSandboxManager, mock: Mock) -> None:
+    sandbox = await manager.create()
+    await manager.stop(sandbox.id)
+    await mock.start(sandbox.id)
+    await mock.pause(sandbox.id)
+    await manager.reconcile()
+    await manager.reconcile()
+    assert (await manager.record(sandbox.id)).state is State.PAUSED
+
+
+# providers that fail, and several of them
+
+
+@pytest.mark.parametrize("failure", [ProviderError("the engine is down"), ConnectionRefusedError(), TimeoutError()])
+async def test_a_provider_that_errs_has_not_lost_its_boxes(
+    manager: AsyncSandboxManager, mock: Mock, failure: Exception
+) -> None:
+    sandbox = await manager.create()
+    discover = mock.discover
+
+    async def fail() -> object:
+        raise failure
+
+    mock.discover = fail  # type: ignore[method-assign, assignment]
+    assert await manager.reconcile() == []
+    assert (await manager.record(sandbox.id)).state is State.READY
+    mock.discover = discover  # type: ignore[method-assign]
+    assert (await manager.execute(sandbox.id, "true")).ok
+
+
+async def test_a_provider_that_hangs_has_not_lost_its_boxes(
+    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await manager.create()
+    monkeypatch.setattr("skerry.repair._PROVIDER_DEADLINE_S", 0.05)
+
+    async def hang() -> object:
+        return await asyncio.Event().wait()
+
+    mock.discover = hang  # type: ignore[method-assign, assignment]
+    async with asyncio.timeout(5):
+        assert await manager.reconcile() == []
+    assert (await manager.record(sandbox.id)).state is State.READY
+
+
+async def test_an_agent_that_hangs_is_unhealthy_and_not_gone(
+    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.sandbox._GREETING_S", 0.05)
+    sandbox = await manager.create()
+    mock.faults.hang(sandbox.id)
+    assert not await manager.is_healthy(sandbox.id)
+    await manager.reconcile()
+    assert (await manager.record(sandbox.id)).state is State.READY
+    await manager.destroy(sandbox.id)
+
+
+async def test_several_providers_are_kept_side_by_side(tmp_path: Path, store: Store, mock: Mock) -> None:
+    folders = Folders(tmp_path / "boxes")
+    providers = {"mock": mock, "folders": folders}
+    async with AsyncSandboxManager(config_of(tmp_path), store=store, providers=providers) as manager:
+        one, two = await manager.create(provider="mock"), await manager.create(provider="folders")
+        assert [record.id for record in await manager.list(Filter(provider="folders"))] == [two.id]
+        assert await manager.reconcile() == []
+        await folders.destroy(two.id)
+
+        async def fail() -> object:
+            raise ProviderError("down")
+
+        mock.discover = fail  # type: ignore[method-assign, assignment]
+        assert [(verdict.id, verdict.action) for verdict in await manager.reconcile()] == [(two.id, "lost")]
+        assert (await manager.record(one.id)).state is State.READY
+        await manager.destroy_all()
+        assert not mock.host.boxes
+
+
+async def test_two_installations_on_one_host_leave_each_other_alone(tmp_path: Path, mock: Mock) -> None:
+    a = AsyncSandboxManager(config_of(tmp_path / "a"), providers={"mock": mock})
+    b = AsyncSandboxManager(config_of(tmp_path / "b"), providers={"mock": mock})
+    async with a, b:
+        one, two = await a.create(), await b.create()
+        await a.reconcile()
+        await b.reconcile()
+        assert (await one.exec("true")).ok
+        assert (await two.exec("true")).ok
+        await a.destroy_all()
+        assert set(await mock.discover()) == {two.id}
