@@ -13,6 +13,7 @@ from .execute import execute
 from .files import files
 from .many import many
 from .peers import peers
+from .registry import registry
 from .settings import Settings
 from .stream import stream
 
@@ -24,6 +25,7 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "cli": command_line,
     "memory": box_memory,
     "many": many,
+    "registry": registry,
     "peers": peers,
 }
 

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     )
     from skerry.lifecycle import State
     from skerry.manager import AsyncSandboxManager
+    from skerry.pool import AsyncSandboxPool
     from skerry.records import Cause, Filter, Record
     from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
     from skerry.spec import Mount, Network, SandboxId, Spec
-    from skerry.sync import Sandbox, SandboxManager
+    from skerry.sync import Sandbox, SandboxManager, SandboxPool
 
 _HOME = {
     "skerry.api": ["AsyncSandbox"],
@@ -47,9 +48,10 @@ _HOME = {
     "skerry.lifecycle": ["State"],
     "skerry.results": ["ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo"],
     "skerry.manager": ["AsyncSandboxManager"],
+    "skerry.pool": ["AsyncSandboxPool"],
     "skerry.records": ["Cause", "Filter", "Record"],
     "skerry.spec": ["Mount", "Network", "SandboxId", "Spec"],
-    "skerry.sync": ["Sandbox", "SandboxManager"],
+    "skerry.sync": ["Sandbox", "SandboxManager", "SandboxPool"],
 }  # fmt: skip
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "AgentUnreachable",
     "AsyncSandbox",
     "AsyncSandboxManager",
+    "AsyncSandboxPool",
     "CallTimeout",
     "Cause",
     "ConfigError",
@@ -82,6 +85,7 @@ __all__ = [
     "Sandbox",
     "SandboxId",
     "SandboxManager",
+    "SandboxPool",
     "SkerryError",
     "Spec",
     "State",

@@ -13,6 +13,7 @@ from skerry.explain import Explanation
 from skerry.files import MAX_DOWNLOAD, MAX_READ, AnyPath, AsyncFiles, AsyncWatch, Readable
 from skerry.lifecycle import State
 from skerry.manager import ALL, AsyncSandboxManager, Outcome
+from skerry.pool import AsyncSandboxPool, PoolStats
 from skerry.portal import portal
 from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output
 from skerry.providers.base import Enforcement, Provider
@@ -23,6 +24,7 @@ from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, SpecOptions
 from skerry.store import Store
 from skerry.tunnels import AsyncForward, AsyncTunnel
+from skerry.warm import Binding
 
 
 class Process:
@@ -576,9 +578,9 @@ class SandboxManager:
         """A sandbox as the configuration has it."""
         return Sandbox._of(portal.run(self._async.create_default()))
 
-    def register(self, sandbox: AsyncSandbox) -> Sandbox:
+    def register(self, sandbox: Sandbox) -> Sandbox:
         """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
-        return Sandbox._of(portal.run(self._async.register(sandbox)))
+        return Sandbox._of(portal.run(self._async.register(sandbox._async)))
 
     def get(self, reference: str) -> Sandbox:
         """A sandbox by its id, the beginning of it, or its name."""
@@ -671,3 +673,60 @@ class SandboxManager:
     def reconcile(self, *, dry_run: bool = False) -> Sequence[Verdict]:
         """Compare the registry with every provider it speaks of and the default one, and repair the difference."""
         return portal.run(self._async.reconcile(dry_run=dry_run))
+
+
+class SandboxPool:
+    """Keeps `size` sandboxes of one spec ready, and hands each out once, the oldest first.
+
+        with SandboxPool(manager, size=4, memory="512M") as pool:
+            sandbox = pool.acquire(name="job-1", env={"TOKEN": "..."}, lifetime="1h")
+
+    What is handed out is the caller's and outlives the pool. Where nothing is warm, a sandbox is booted on the spot.
+    Those that wait are in the registry with the label `skerry.pool`, so that other programs can claim them
+    (`skerry.warm.claim`, `skerry run --pool`), and they end with this program. At the end of the `with` no more
+    are handed out, boots are waited for, and what is left is destroyed.
+    """
+
+    _async: AsyncSandboxPool
+
+    @classmethod
+    def _of(cls, twin: AsyncSandboxPool) -> Self:
+        self = cls.__new__(cls)
+        self._async = twin
+        return self
+
+    def __init__(
+        self,
+        manager: SandboxManager,
+        spec: Spec | None = None,
+        *,
+        size: int = 4,
+        max_boots: int = 2,
+        max_age_s: float = 3600.0,
+        **options: Unpack[SpecOptions],
+    ) -> None:
+        """`max_boots` is how many boot at once; one that waited for `max_age_s` is replaced by a fresh one."""
+        self._async = AsyncSandboxPool(
+            manager._async, spec, size=size, max_boots=max_boots, max_age_s=max_age_s, **options
+        )
+
+    def __enter__(self) -> Self:
+        portal.run(self._async.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        portal.run(self._async.__aexit__(*_))
+
+    def acquire(self, *, ephemeral: bool = False, **bind: Unpack[Binding]) -> Sandbox:
+        """A sandbox at once if one is warm, else a new one. What is given replaces what the pool's spec says.
+
+        An `ephemeral` one ends with this program.
+        """
+        return Sandbox._of(portal.run(self._async.acquire(ephemeral=ephemeral, **bind)))
+
+    def wait_for_full(self, timeout_s: float | None = None) -> None:
+        """Wait until as many are warm as there should be."""
+        portal.run(self._async.wait_for_full(timeout_s))
+
+    def stats(self) -> PoolStats:
+        return self._async.stats()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
@@ -44,6 +45,16 @@ class Stream(ABC):
         """End it now; what is buffered is lost. Quiet when already closed."""
 
 
+class _Buffers(threading.local):
+    """One to read into for all streams of a thread: what is in it is used up before the next read."""
+
+    def __init__(self) -> None:
+        self.mine = bytearray(_READ_SIZE)
+
+
+_buffers = _Buffers()
+
+
 class FdStream(Stream):
     """A stream on file descriptors: a socket, a pair of pipes, a character device. It owns them."""
 
@@ -54,7 +65,6 @@ class FdStream(Stream):
             os.set_blocking(fd, False)
         self._out: deque[memoryview] = deque()
         self._buffered = 0
-        self._buffer = bytearray(_READ_SIZE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receiver: Receiver | None = None
         self._drainers: list[asyncio.Future[None]] = []
@@ -68,7 +78,7 @@ class FdStream(Stream):
             self._loop.add_writer(self._write_fd, self._on_writable)
 
     def _on_readable(self) -> None:
-        view = memoryview(self._buffer)
+        view = memoryview(_buffers.mine)
         try:
             count = os.readv(self._read_fd, [view])
         except (BlockingIOError, InterruptedError):
