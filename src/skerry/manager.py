@@ -17,6 +17,7 @@ from skerry.errors import InvalidSpec, NotFound, SkerryError, Unsupported, Wrong
 from skerry.explain import Explanation, explain
 from skerry.files import AnyPath
 from skerry.lifecycle import State
+from skerry.processes import ExecOptions
 from skerry.providers.base import Enforcement, Provider
 from skerry.reconcile import Verdict
 from skerry.records import Cause, Event, Filter, Record
@@ -27,8 +28,8 @@ from skerry.spec import SandboxId, Spec, SpecOptions, new_id
 from skerry.store import Store
 
 ALL = Filter()
-_SLOT_WAIT_S = (0.005, 0.1)
-_POLL_S = (0.01, 0.25)
+_SLOT_WAIT_S, _POLL_S = (0.005, 0.1), (0.01, 0.25)
+"""First and longest wait between two looks."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -266,10 +267,12 @@ class AsyncSandboxManager:
 
     # using
 
-    async def execute(self, reference: str, command: Sequence[str] | str, **options: Any) -> ExecResult:
+    async def execute(self, reference: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
         return await (await self.get(reference)).exec(command, **options)
 
-    async def execute_code(self, reference: str, language: str | None, code: str, **options: Any) -> ExecResult:
+    async def execute_code(
+        self, reference: str, language: str | None, code: str, **options: Unpack[ExecOptions]
+    ) -> ExecResult:
         return await (await self.get(reference)).run_code(language, code, **options)
 
     async def read_file(self, reference: str, path: AnyPath) -> bytes:
@@ -320,8 +323,7 @@ class AsyncSandboxManager:
         """Change when it ends by itself, counted from now; None is never. The agent keeps the time."""
         record = await self.record(reference)
         await AsyncSandbox.set_lifetime(self._handle(record), lifetime, idle)
-        fields = {"lifetime": lifetime, "idle": idle}
-        spec = record.spec.but(lifetime=fields["lifetime"], idle=fields["idle"])
+        spec = record.spec.but(lifetime=lifetime, idle=idle)
         if spec.lifetime_s:
             spec = msgspec.structs.replace(spec, lifetime_s=time.time() - record.created_at + spec.lifetime_s)
         await self.store.change(await self.store.get(record.id), spec=spec, kind="lifetime")
@@ -382,11 +384,13 @@ class AsyncSandboxManager:
             for event in events:
                 after = event.seq
                 yield event
-            if not events and not follow:
-                return
-            wait = _POLL_S[0] if events else min(wait * 2, longest)
-            if not events:
+            if events:
+                wait = _POLL_S[0]
+            elif follow:
                 await asyncio.sleep(wait)
+                wait = min(wait * 2, longest)
+            else:
+                return
 
     async def prune(self, *, older_s: float = 86400.0) -> int:
         """Forget what ended longer ago than that; how many records."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypedDict
 
 import msgspec
 
@@ -20,6 +20,20 @@ _ANSWER_GRACE_S = 30.0
 
 Output = Callable[[bytes], object]
 Connect = Callable[[], Awaitable[AgentClient]]
+
+
+class ExecOptions(TypedDict, total=False):
+    """The keywords of `exec` and `run_code`."""
+
+    cwd: str | None
+    env: Mapping[str, str] | None
+    user: str | None
+    stdin: bytes | str | None
+    timeout_s: float | None
+    limit: int
+    """How many bytes of each output are kept; 16 MiB if nothing is said."""
+    on_stdout: Output | None
+    on_stderr: Output | None
 
 
 class Exit(msgspec.Struct, frozen=True):

@@ -11,7 +11,14 @@ from skerry.agent.client import AgentClient
 from skerry.errors import InvalidSpec, WrongState
 from skerry.files import AsyncFiles
 from skerry.lifecycle import State
-from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output, command_params, run_buffered
+from skerry.processes import (
+    DEFAULT_LIMIT,
+    AsyncProcess,
+    AsyncProcesses,
+    ExecOptions,
+    command_params,
+    run_buffered,
+)
 from skerry.providers.base import Enforcement, Provider
 from skerry.results import ExecResult, Metrics
 from skerry.spec import SandboxId, Spec, SpecOptions, new_id, parse_id
@@ -131,56 +138,51 @@ class AsyncSandbox:
         """The spec's with each command: one from a pool was booted before it was known."""
         return {**self.spec.env, **(env or {})}
 
-    async def exec(
-        self,
-        command: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        limit: int = DEFAULT_LIMIT,
-        on_stdout: Output | None = None,
-        on_stderr: Output | None = None,
-    ) -> ExecResult:
+    async def exec(self, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command to its end: a list is argv, a string is for the shell.
 
         A command that fails, is missing (127) or takes longer than `timeout_s` is a result, with the output so far. At
         most `limit` bytes of each output are kept. The callbacks get output as it comes.
         """
-        params = command_params(command, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
-        return await run_buffered(
-            await self._connect(), "exec", params,
-            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            limit=limit, on_stdout=on_stdout, on_stderr=on_stderr,
-        )  # fmt: skip
+        return await self._run("exec", command, options)
 
-    async def run_code(
-        self,
-        language: str | None,
-        code: str | bytes,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        limit: int = DEFAULT_LIMIT,
-        on_stdout: Output | None = None,
-        on_stderr: Output | None = None,
-    ) -> ExecResult:
+    async def run_code(self, language: str | None, code: str | bytes, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run code in a language (None: the spec's). Raises InterpreterNotFound if the box has none for it."""
         language = language or self.spec.language
         if language is None:
             raise InvalidSpec("language: none was given, and the spec has none", field="language")
-        params = command_params(None, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
+        attachment = code.encode() if isinstance(code, str) else code
+        return await self._run("exec_code", None, options, attachment, language=language)
+
+    async def _run(
+        self,
+        method: str,
+        command: Sequence[str] | str | None,
+        options: ExecOptions,
+        attachment: bytes = b"",
+        **more: str,
+    ) -> ExecResult:
+        unknown = options.keys() - ExecOptions.__optional_keys__
+        if unknown:
+            raise TypeError(f"{method} has no option {', '.join(sorted(unknown))}")
+        params = command_params(
+            command,
+            cwd=options.get("cwd"),
+            env=self._environment(options.get("env")),
+            user=options.get("user"),
+            timeout_s=options.get("timeout_s"),
+        )
+        stdin = options.get("stdin")
         return await run_buffered(
-            await self._connect(), "exec_code", {**params, "language": language},
-            attachment=code.encode() if isinstance(code, str) else code,
+            await self._connect(),
+            method,
+            {**params, **more},
+            attachment=attachment,
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            limit=limit, on_stdout=on_stdout, on_stderr=on_stderr,
-        )  # fmt: skip
+            limit=options.get("limit", DEFAULT_LIMIT),
+            on_stdout=options.get("on_stdout"),
+            on_stderr=options.get("on_stderr"),
+        )
 
     async def start(
         self,

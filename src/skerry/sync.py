@@ -15,7 +15,7 @@ from skerry.lifecycle import State
 from skerry.manager import ALL, AsyncSandboxManager, Outcome
 from skerry.pool import AsyncSandboxPool, PoolStats
 from skerry.portal import portal
-from skerry.processes import DEFAULT_LIMIT, AsyncProcess, AsyncProcesses, Output
+from skerry.processes import AsyncProcess, AsyncProcesses, ExecOptions
 from skerry.providers.base import Enforcement, Provider
 from skerry.reconcile import Verdict
 from skerry.records import Cause, Event, Filter, Record
@@ -374,67 +374,17 @@ class Sandbox:
         """Let go of the stream. The sandbox lives on, and any call opens it again."""
         portal.run(self._async.close())
 
-    def exec(
-        self,
-        command: Sequence[str] | str,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        limit: int = DEFAULT_LIMIT,
-        on_stdout: Output | None = None,
-        on_stderr: Output | None = None,
-    ) -> ExecResult:
+    def exec(self, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command to its end: a list is argv, a string is for the shell.
 
         A command that fails, is missing (127) or takes longer than `timeout_s` is a result, with the output so far. At
         most `limit` bytes of each output are kept. The callbacks get output as it comes.
         """
-        return portal.run(
-            self._async.exec(
-                command,
-                cwd=cwd,
-                env=env,
-                user=user,
-                stdin=stdin,
-                timeout_s=timeout_s,
-                limit=limit,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-            )
-        )
+        return portal.run(self._async.exec(command, **options))
 
-    def run_code(
-        self,
-        language: str | None,
-        code: str | bytes,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        stdin: bytes | str | None = None,
-        timeout_s: float | None = None,
-        limit: int = DEFAULT_LIMIT,
-        on_stdout: Output | None = None,
-        on_stderr: Output | None = None,
-    ) -> ExecResult:
+    def run_code(self, language: str | None, code: str | bytes, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run code in a language (None: the spec's). Raises InterpreterNotFound if the box has none for it."""
-        return portal.run(
-            self._async.run_code(
-                language,
-                code,
-                cwd=cwd,
-                env=env,
-                user=user,
-                stdin=stdin,
-                timeout_s=timeout_s,
-                limit=limit,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-            )
-        )
+        return portal.run(self._async.run_code(language, code, **options))
 
     def start(
         self,
@@ -609,10 +559,12 @@ class SandboxManager:
         finally:
             portal.run(twin.__aexit__(None, None, None))
 
-    def execute(self, reference: str, command: Sequence[str] | str, **options: Any) -> ExecResult:
+    def execute(self, reference: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
         return portal.run(self._async.execute(reference, command, **options))
 
-    def execute_code(self, reference: str, language: str | None, code: str, **options: Any) -> ExecResult:
+    def execute_code(
+        self, reference: str, language: str | None, code: str, **options: Unpack[ExecOptions]
+    ) -> ExecResult:
         return portal.run(self._async.execute_code(reference, language, code, **options))
 
     def read_file(self, reference: str, path: AnyPath) -> bytes:
