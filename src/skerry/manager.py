@@ -17,6 +17,7 @@ from skerry.errors import InvalidSpec, NotFound, SkerryError, Unsupported, Wrong
 from skerry.explain import Explanation, explain
 from skerry.files import AnyPath
 from skerry.lifecycle import State
+from skerry.managed import ManagedSandbox
 from skerry.processes import ExecOptions
 from skerry.providers.base import Enforcement, Provider
 from skerry.reconcile import Verdict
@@ -37,21 +38,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
     id: SandboxId
     error: SkerryError | None = None
-
-
-class ManagedSandbox(AsyncSandbox):
-    """A sandbox that the registry knows: its end is written down."""
-
-    _manager: AsyncSandboxManager
-
-    async def destroy(self, *, volumes: bool = False) -> None:
-        await self.close()
-        if self._state is not State.DESTROYED:
-            await self._manager.destroy(self.id, volumes=volumes)
-            self._state = State.DESTROYED
-
-    async def set_lifetime(self, lifetime: float | str | None = None, idle: float | str | None = None) -> None:
-        await self._manager.set_lifetime(self.id, lifetime, idle)
 
 
 class AsyncSandboxManager:
