@@ -30,7 +30,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.CREATING: frozenset({State.READY, State.ERROR, State.LOST, State.DESTROYED}),
     State.READY: frozenset({State.PAUSED, State.STOPPED, State.ERROR, State.LOST, State.DESTROYED}),
     State.PAUSED: frozenset({State.READY, State.STOPPED, State.ERROR, State.LOST, State.DESTROYED}),
-    State.STOPPED: frozenset({State.READY, State.ERROR, State.LOST, State.DESTROYED}),
+    State.STOPPED: frozenset({State.READY, State.PAUSED, State.ERROR, State.LOST, State.DESTROYED}),
     State.ERROR: frozenset({State.LOST, State.DESTROYED}),
     State.LOST: frozenset({State.READY, State.PAUSED, State.STOPPED, State.ERROR, State.DESTROYED}),
     State.DESTROYED: frozenset(),

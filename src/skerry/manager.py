@@ -20,9 +20,9 @@ from skerry.lifecycle import State
 from skerry.managed import ManagedSandbox
 from skerry.processes import ExecOptions
 from skerry.providers.base import Enforcement, Provider
-from skerry.reconcile import Verdict
+from skerry.reconcile import INSTANCE_LABEL, Verdict
 from skerry.records import Cause, Event, Filter, Record
-from skerry.repair import Repair
+from skerry.repair import Repair, making
 from skerry.results import ExecResult, FileInfo
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, SpecOptions, new_id
@@ -120,16 +120,32 @@ class AsyncSandboxManager:
         spec = self._complete(spec, options)
         provider = self.provider(spec.provider)
         enforced = await lifecycle.admit(provider, spec)
-        record, is_new = await self._reserve(id or new_id(), spec, ephemeral, key)
-        if not is_new:
-            return self._handle(await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED}))
+        id = id or new_id()
+        making.add(id)
+        try:
+            record, is_new = await self._reserve(id, spec, ephemeral, key)
+            if is_new:
+                return await self._make(record, provider, msgspec.to_builtins(dict(enforced)))
+        finally:
+            making.discard(id)
+        if record.state is State.CREATING and record.owner == self._owner and record.id not in making:
+            await self._give_up(record, WrongState("it was begun, and the registry was out of reach"))
+        return self._handle(await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED}))
+
+    async def _make(self, record: Record, provider: Provider, enforced: dict[str, Any]) -> AsyncSandbox:
+        labelled = {**record.spec.labels, INSTANCE_LABEL: self.store.instance}
         try:
             await self._wait_for_boot_slot(record)
+            spec = msgspec.structs.replace(record.spec, labels=labelled)
             await lifecycle.create_or_nothing(provider, record.id, spec)
         except BaseException as error:
             await lifecycle.run_to_end(self._give_up(record, error))
             raise
-        return await lifecycle.run_to_end(self._welcome(record, provider, msgspec.to_builtins(dict(enforced))))
+        try:
+            return await lifecycle.run_to_end(self._welcome(record, provider, enforced))
+        except asyncio.CancelledError:  # it is ready, and nobody waits for it any more
+            await lifecycle.run_to_end(self.destroy(record.id, cause=Cause.CREATION_FAILED))
+            raise
 
     async def _reserve(
         self, id: SandboxId, spec: Spec, ephemeral: bool = False, key: str | None = None
@@ -202,6 +218,7 @@ class AsyncSandboxManager:
 
     async def register(self, sandbox: AsyncSandbox) -> AsyncSandbox:
         """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
+        self.provider(sandbox.spec.provider)
         record, _ = await self._reserve(sandbox.id, sandbox.spec)
         enforced = msgspec.to_builtins(dict(sandbox.enforced))
         return self._handle(await self.store.change(record, to=State.READY, enforced=enforced))
@@ -355,6 +372,8 @@ class AsyncSandboxManager:
                 record = await self.store.get(id)
                 if record.state in (states or {State.DESTROYED, State.LOST}):
                     return record
+                if states and record.state in (State.LOST, State.ERROR):
+                    raise WrongState(f"sandbox {record.id} is {record.state}: {record.cause}. Destroy it to go on")
                 if not record.is_live:
                     raise NotFound(f"sandbox {record.id} has ended: {record.cause or 'destroyed'}. {record.detail}")
                 await self._repair.sandbox(record)

@@ -11,8 +11,8 @@ from skerry.records import Owner
 
 @cache
 def host() -> str:
-    """This host in this boot. `machine/boot`, so that the same machine after a restart is recognised."""
-    return f"{_read('/etc/machine-id')}/{boot_id()}"
+    """This host in this boot, and where in it: `machine/boot/pids`. A pid means something only among its own kind."""
+    return f"{_read('/etc/machine-id')}/{boot_id()}/{os.readlink('/proc/self/ns/pid')}"
 
 
 @cache
@@ -25,10 +25,13 @@ def this_process() -> Owner:
 
 
 def is_alive(owner: Owner) -> bool | None:
-    """Whether that very process lives; None if it is on another machine and nobody here can know."""
+    """Whether that very process lives; None if it is on another machine or in another container, and nobody here can
+    know. After a restart of this machine none of its processes lives."""
     if owner.host == host():
         return _start_time(owner.pid) == owner.started
-    return False if owner.host.partition("/")[0] == host().partition("/")[0] else None
+    machine, boot, _ = host().split("/", 2)
+    there = owner.host.split("/", 2)
+    return False if there[0] == machine and there[1:2] != [boot] else None
 
 
 def _start_time(pid: int) -> int | None:

@@ -47,6 +47,9 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     instance: str
     is_alive: Callable[[Owner], bool | None]
+    me: Owner | None = None
+    making: frozenset[SandboxId] = frozenset()
+    """What this very process is making right now; what else it once began is abandoned."""
 
 
 _FOLLOWED = {BoxState.RUNNING: State.READY, BoxState.PAUSED: State.PAUSED, BoxState.STOPPED: State.STOPPED}
@@ -72,11 +75,13 @@ def _judge_strays(
         record = known.get(id)
         if record is not None and record.is_live:
             continue
-        if box.labels.get(INSTANCE_LABEL, now.instance) != now.instance:
-            yield Verdict(id=id, provider=provider, action=Action.LEAVE, why="it belongs to another installation")
+        label = box.labels.get(INSTANCE_LABEL)
+        if record is not None and label in (None, now.instance):
+            yield Verdict(id=id, provider=provider, action=Action.DESTROY, why="it was destroyed, and came after all")
+        elif label == now.instance:
+            yield Verdict(id=id, provider=provider, action=Action.DESTROY, why="it is ours, and nobody knows it")
         else:
-            why = "nobody knows it" if record is None else "it was destroyed, and came after all"
-            yield Verdict(id=id, provider=provider, action=Action.DESTROY, why=why)
+            yield Verdict(id=id, provider=provider, action=Action.LEAVE, why="it is not of this registry")
 
 
 def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now) -> Verdict:
@@ -103,20 +108,24 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
 
 
 def _judge_creating(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
-    alive = now.is_alive(record.owner)
+    is_abandoned = record.owner == now.me and record.id not in now.making
+    alive = False if is_abandoned else now.is_alive(record.owner)
     if alive or (alive is None and now.time - record.updated_at < _CREATE_DEADLINE_S):
         return verdict(Action.LEAVE, "it is being made")
-    if record.key is not None and box is not None and box.state is BoxState.RUNNING:
+    if record.key is not None and not record.ephemeral and box is not None and box.state is BoxState.RUNNING:
         return verdict(Action.FINISH, "its maker died after it was made, and may ask again by its key", State.READY)
     return verdict(Action.DESTROY, "its maker died while making it", State.DESTROYED, Cause.CREATION_FAILED)
 
 
 def _judge_gone(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
     cause = cause_of_end(record, now)
-    if box is not None or cause in (Cause.LIFETIME, Cause.IDLE):
-        return verdict(Action.DESTROY, f"it ended by itself: {cause}", State.DESTROYED, cause)
+    is_over = cause in (Cause.LIFETIME, Cause.IDLE)
     if record.state is State.LOST:
-        return verdict(Action.LEAVE, "it is still lost")
+        if box is None and not is_over:
+            return verdict(Action.LEAVE, "it is still lost")
+        cause = record.cause or cause
+    if box is not None or is_over:
+        return verdict(Action.DESTROY, f"it ended by itself: {cause}", State.DESTROYED, cause)
     return verdict(Action.LOST, f"its box is gone: {cause}", State.LOST, cause)
 
 

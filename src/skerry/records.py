@@ -33,7 +33,7 @@ class Owner(msgspec.Struct, frozen=True):
     """The process that makes or uses a sandbox, so that another can tell whether it still lives."""
 
     host: str
-    """The host's boot id: after a restart every owner on it is dead."""
+    """The machine, its boot and the process namespace: after a restart every owner on it is dead."""
     pid: int
     started: int
     """The process's start time in clock ticks: pids are used again."""

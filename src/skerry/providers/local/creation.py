@@ -103,6 +103,7 @@ class Creation:
             _identify(first.pid)  # if it is dead, that is what failed
             raise
         self._await_hello()
+        self._box.mark_whole()
 
     def _start(self, meta: Meta, log: launch.Log) -> Process:
         """Start the box, note its processes, and only then give the agent what it waits for."""
