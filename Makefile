@@ -1,7 +1,8 @@
 # make test ARGS="-k terminal"
 ARGS ?=
+ROUNDS ?= 10000
 
-.PHONY: setup test check format bench lock
+.PHONY: setup test check format bench soak lock
 
 setup:
 	scripts/install
@@ -18,6 +19,10 @@ format: setup
 
 bench: setup
 	.venv/bin/python bench/run.py $(ARGS)
+
+# Kill managers at every step, again and again, and see that nothing leaks, is lost or doubled.
+soak: setup
+	.venv/bin/python -m tests.manager.soak --rounds $(ROUNDS)
 
 lock:
 	scripts/lock $(ARGS)

@@ -54,6 +54,7 @@ class AsyncSandbox(sandbox.AsyncSandbox):
 
     _manager: AsyncSandboxManager | None = None
     _lasting = False
+    _is_registered = False
 
     def __init__(self, *, provider_object: Provider | None = None, **options: Unpack[SpecOptions]) -> None:
         super().__init__(provider_object=provider_object, **options)
@@ -102,7 +103,7 @@ class AsyncSandbox(sandbox.AsyncSandbox):
             self._state = State.DESTROYED
             await _of_this_loop().give_back()
             raise
-        self.spec, self._provider, self.enforced, self._state = made.spec, made._provider, made.enforced, made.state
+        self._provider, self.enforced, self._state = made._provider, made.enforced, made.state
         self._manager = manager
 
     async def destroy(self, *, volumes: bool = False) -> None:

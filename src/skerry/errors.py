@@ -21,7 +21,7 @@ SkerryError
 │  ├─ StoreUnavailable       it does not answer, or another process holds it: retry
 │  ├─ StoreFull              no room to write: free some; destroying still works
 │  ├─ StoreReadOnly          it cannot be written to
-│  ├─ StoreCorrupt           it is damaged: restore it, or move it away and reconcile
+│  ├─ StoreCorrupt           it is damaged: restore it, or move it away
 │  └─ StoreTooNew            a newer version made it: upgrade
 └─ FileError                 a file call failed inside the box
    ├─ PathNotFound           (also FileNotFoundError)

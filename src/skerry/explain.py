@@ -54,6 +54,8 @@ def _reasons(record: Record, running: int, reachable: bool) -> list[str]:
     if not record.is_live:
         return [f"it ended: {record.cause or 'destroyed'}"]
     reasons = []
+    if record.state is State.LOST:
+        reasons.append(f"it is lost: {record.cause}; it is adopted if its box comes back")
     if record.doomed:
         reasons.append("it is being destroyed")
     if record.state is State.READY and not reachable:

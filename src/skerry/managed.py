@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
 from skerry.lifecycle import State
 from skerry.sandbox import AsyncSandbox
@@ -20,6 +20,10 @@ class Keeper(Protocol):
 
 class ManagedSandbox(AsyncSandbox):
     _manager: Keeper
+
+    async def __aenter__(self) -> Self:
+        """It is ready already; leaving the `with` destroys it."""
+        return self
 
     async def destroy(self, *, volumes: bool = False) -> None:
         await self.close()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import msgspec
 
@@ -17,19 +17,20 @@ from skerry.errors import InvalidSpec, NotFound, SkerryError, Unsupported, Wrong
 from skerry.explain import Explanation, explain
 from skerry.files import AnyPath
 from skerry.lifecycle import State
+from skerry.making import Maker
 from skerry.managed import ManagedSandbox
 from skerry.processes import ExecOptions
 from skerry.providers.base import Enforcement, Provider
-from skerry.reconcile import INSTANCE_LABEL, Verdict
+from skerry.reconcile import Verdict
 from skerry.records import Cause, Event, Filter, Record
-from skerry.repair import Repair, making
+from skerry.repair import Repair
 from skerry.results import ExecResult, FileInfo
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, SpecOptions, new_id
 from skerry.store import Store
 
 ALL = Filter()
-_SLOT_WAIT_S, _POLL_S = (0.005, 0.1), (0.01, 0.25)
+_POLL_S = (0.01, 0.25)
 """First and longest wait between two looks."""
 
 
@@ -118,57 +119,12 @@ class AsyncSandboxManager:
         An `ephemeral` one ends with this program, however that ends.
         """
         spec = self._complete(spec, options)
+        maker = Maker(self.store, self._config)
         provider = self.provider(spec.provider)
-        enforced = await lifecycle.admit(provider, spec)
-        id = id or new_id()
-        making.add(id)
-        try:
-            record, is_new = await self._reserve(id, spec, ephemeral, key)
-            if is_new:
-                return await self._make(record, provider, msgspec.to_builtins(dict(enforced)))
-        finally:
-            making.discard(id)
-        if record.state is State.CREATING and record.owner == self._owner and record.id not in making:
-            await self._give_up(record, WrongState("it was begun, and the registry was out of reach"))
-        return self._handle(await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED}))
-
-    async def _make(self, record: Record, provider: Provider, enforced: dict[str, Any]) -> AsyncSandbox:
-        labelled = {**record.spec.labels, INSTANCE_LABEL: self.store.instance}
-        try:
-            await self._wait_for_boot_slot(record)
-            spec = msgspec.structs.replace(record.spec, labels=labelled)
-            await lifecycle.create_or_nothing(provider, record.id, spec)
-        except BaseException as error:
-            await lifecycle.run_to_end(self._give_up(record, error))
-            raise
-        try:
-            return await lifecycle.run_to_end(self._welcome(record, provider, enforced))
-        except asyncio.CancelledError:  # it is ready, and nobody waits for it any more
-            await lifecycle.run_to_end(self.destroy(record.id, cause=Cause.CREATION_FAILED))
-            raise
-
-    async def _reserve(
-        self, id: SandboxId, spec: Spec, ephemeral: bool = False, key: str | None = None
-    ) -> tuple[Record, bool]:
-        """A place in the registry. If we are cancelled meanwhile, it is given back."""
-        reserving = asyncio.ensure_future(
-            self.store.reserve(
-                id,
-                spec,
-                owner=self._owner,
-                boot_id=owners.boot_id(),
-                ephemeral=ephemeral,
-                key=key,
-                max_sandboxes=self._config.max_sandboxes,
-            )
-        )
-        try:
-            return await asyncio.shield(reserving)
-        except asyncio.CancelledError as cancelled:
-            await asyncio.wait([reserving])
-            if not reserving.cancelled() and reserving.exception() is None and reserving.result()[1]:
-                await lifecycle.run_to_end(self._give_up(reserving.result()[0], cancelled))
-            raise
+        record, is_new = await maker.make(id or new_id(), spec, provider, ephemeral=ephemeral, key=key)
+        if not is_new:
+            record = await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED})
+        return self._handle(record)
 
     def _complete(self, spec: Spec | None, options: SpecOptions) -> Spec:
         if spec is not None and options:
@@ -183,45 +139,19 @@ class AsyncSandboxManager:
         """A sandbox as the configuration has it."""
         return await self.create()
 
-    async def _wait_for_boot_slot(self, record: Record) -> None:
-        """So many boots at once, over all programs; the rest wait their turn."""
-        wait, longest = _SLOT_WAIT_S
-        while not await self.store.boot_slot(
-            record.id, max_boots=self._config.max_boots, owner_alive=lambda owner: owners.is_alive(owner) is not False
-        ):
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, longest)
-
-    async def _give_up(self, record: Record, error: BaseException) -> None:
-        """Write down that nothing came of it. If that fails too, the record tells of a dead maker once we are dead."""
-        why = str(error) or type(error).__name__
-        try:
-            current = await self.store.get(record.id)
-            if current.is_live:
-                cause = current.cause if current.doomed else Cause.CREATION_FAILED
-                await self.store.change(current, to=State.DESTROYED, cause=cause, detail=why[-4096:])
-        except SkerryError as failure:
-            error.add_note(f"and the registry could not be told: {failure}")
-
-    async def _welcome(self, record: Record, provider: Provider, enforced: dict[str, Any]) -> AsyncSandbox:
-        """The box is made: say so, unless somebody has decided its end meanwhile."""
-        try:
-            current = await self.store.get(record.id)
-            if current.doomed or not current.is_live:
-                raise WrongState(f"sandbox {record.id} was destroyed while it was made")
-            record = await self.store.change(current, to=State.READY, enforced=enforced)
-        except BaseException as error:
-            await provider.destroy(record.id)
-            await self._give_up(record, error)
-            raise
-        return self._handle(record)
-
     async def register(self, sandbox: AsyncSandbox) -> AsyncSandbox:
         """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
         self.provider(sandbox.spec.provider)
-        record, _ = await self._reserve(sandbox.id, sandbox.spec)
-        enforced = msgspec.to_builtins(dict(sandbox.enforced))
-        return self._handle(await self.store.change(record, to=State.READY, enforced=enforced))
+        record, _ = await self.store.reserve(
+            sandbox.id,
+            sandbox.spec,
+            owner=self._owner,
+            boot_id=owners.boot_id(),
+            max_sandboxes=self._config.max_sandboxes,
+            state=State.READY,
+            enforced=msgspec.to_builtins(dict(sandbox.enforced)),
+        )
+        return self._handle(record)
 
     # finding
 
@@ -248,12 +178,15 @@ class AsyncSandboxManager:
         return await self.store.find(reference)
 
     async def list(self, filter: Filter = ALL) -> list[Record]:
+        """Those that fit, oldest first."""
         return await self.store.list(filter)
 
     async def count(self, filter: Filter = ALL) -> int:
+        """How many fit."""
         return await self.store.count(filter)
 
     async def exists(self, reference: str) -> bool:
+        """Whether it is there and has not ended."""
         try:
             return (await self.record(reference)).is_live
         except NotFound:
@@ -271,20 +204,25 @@ class AsyncSandboxManager:
     # using
 
     async def execute(self, reference: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in it to its end; options as for `Sandbox.exec`."""
         return await (await self.get(reference)).exec(command, **options)
 
     async def execute_code(
         self, reference: str, language: str | None, code: str, **options: Unpack[ExecOptions]
     ) -> ExecResult:
+        """Run code in it; options as for `Sandbox.run_code`."""
         return await (await self.get(reference)).run_code(language, code, **options)
 
     async def read_file(self, reference: str, path: AnyPath) -> bytes:
+        """A file of it, whole."""
         return await (await self.get(reference)).files.read(path)
 
     async def write_file(self, reference: str, path: AnyPath, data: bytes | str) -> int:
+        """Write a whole file into it; its size."""
         return await (await self.get(reference)).files.write(path, data)
 
     async def list_dir(self, reference: str, path: AnyPath = ".", *, depth: int = 1) -> Sequence[FileInfo]:
+        """What is in a folder of it."""
         return await (await self.get(reference)).files.list(path, depth=depth)
 
     async def is_healthy(self, reference: str) -> bool:
@@ -335,15 +273,19 @@ class AsyncSandboxManager:
     # states by capability
 
     async def pause(self, reference: str) -> None:
+        """Freeze it, where the provider can."""
         await self._switch(reference, "pause", State.PAUSED)
 
     async def resume(self, reference: str) -> None:
+        """Let a paused one go on."""
         await self._switch(reference, "resume", State.READY)
 
     async def stop(self, reference: str) -> None:
+        """End its processes and keep its files, where the provider can."""
         await self._switch(reference, "stop", State.STOPPED)
 
     async def start(self, reference: str) -> None:
+        """Start a stopped one again."""
         await self._switch(reference, "start", State.READY)
 
     async def _switch(self, reference: str, verb: str, to: State) -> None:

@@ -6,7 +6,11 @@ import os
 from functools import cache
 from pathlib import Path
 
-from skerry.records import Owner
+from skerry.records import Owner, Record
+from skerry.spec import SandboxId
+
+making: set[SandboxId] = set()
+"""What this process is making right now, whichever of its managers does."""
 
 
 @cache
@@ -22,6 +26,11 @@ def boot_id() -> str:
 
 def this_process() -> Owner:
     return Owner(host=host(), pid=os.getpid(), started=_start_time(os.getpid()) or 0)
+
+
+def is_abandoned(record: Record) -> bool:
+    """Whether this very process once began to make it, and no longer does."""
+    return record.owner == this_process() and record.id not in making
 
 
 def is_alive(owner: Owner) -> bool | None:

@@ -97,6 +97,8 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
         return _judge_creating(record, box, now, verdict)
     if record.ephemeral and now.is_alive(record.owner) is False:
         return verdict(Action.DESTROY, "the program it belonged to is gone", State.DESTROYED, Cause.OWNER_DIED)
+    if box is None and now.is_alive(record.owner) is None:
+        return verdict(Action.LEAVE, "it was made on another machine, whose boxes may not be seen from here")
     if box is None or box.state is BoxState.DEAD:
         return _judge_gone(record, box, now, verdict)
     to = _FOLLOWED[box.state]
@@ -118,7 +120,7 @@ def _judge_creating(record: Record, box: BoxStatus | None, now: Now, verdict: Ca
 
 
 def _judge_gone(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
-    cause = cause_of_end(record, now)
+    cause = Cause.OUT_OF_MEMORY if box is not None and box.out_of_memory else cause_of_end(record, now)
     is_over = cause in (Cause.LIFETIME, Cause.IDLE)
     if record.state is State.LOST:
         if box is None and not is_over:

@@ -86,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     sandbox: SandboxId
     kind: str
-    """created, ready, paused, stopped, error, lost, destroyed, doomed, adopted, lifetime"""
+    """created, ready, paused, stopped, error, lost, destroyed, doomed, adopted, acquired, lifetime"""
     state: State
     cause: Cause | None = None
     data: dict[str, Any] = {}

@@ -9,14 +9,12 @@ from contextlib import suppress
 
 from skerry import ending, owners
 from skerry.errors import Conflict, SkerryError
+from skerry.lifecycle import State
 from skerry.providers.base import BoxStatus, Provider
 from skerry.reconcile import Action, Now, Verdict, decide
 from skerry.records import Filter, Record
 from skerry.spec import SandboxId
 from skerry.store import Store
-
-making: set[SandboxId] = set()
-"""What this process is making right now, whichever of its managers does."""
 
 _PROVIDER_DEADLINE_S = 60.0
 """How long a provider may take to say which boxes it holds, before it counts as not answering."""
@@ -30,7 +28,7 @@ class Repair:
     async def unfinished(self) -> None:
         """Go on with what somebody who is dead has begun. One query, where there is nothing to do."""
         records = await self._store.list()
-        for name in {r.spec.provider for r in records if r.doomed or owners.is_alive(r.owner) is False}:
+        for name in {record.spec.provider for record in records if _is_unfinished(record)}:
             with suppress(SkerryError):  # what cannot be repaired now must not keep anybody from working
                 await self.provider(name)
 
@@ -62,7 +60,7 @@ class Repair:
             instance=self._store.instance,
             is_alive=owners.is_alive,
             me=owners.this_process(),
-            making=frozenset(making),
+            making=frozenset(owners.making),
         )
         verdicts = decide(name, records.values(), boxes, now)
         return [
@@ -96,3 +94,8 @@ class Repair:
             # once only: if somebody changed it meanwhile, the verdict was about something else
             record = await self._store.change(record, doomed=True, cause=verdict.cause, kind="doomed")
         await ending.finish(self._store, self._provider, record)
+
+
+def _is_unfinished(record: Record) -> bool:
+    depends_on_owner = record.ephemeral or record.state is State.CREATING
+    return record.doomed or (depends_on_owner and owners.is_alive(record.owner) is False)

@@ -134,10 +134,6 @@ class AsyncSandbox:
 
     # commands
 
-    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
-        """The spec's with each command: one from a pool was booted before it was known."""
-        return {**self.spec.env, **(env or {})}
-
     async def exec(self, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run a command to its end: a list is argv, a string is for the shell.
 
@@ -168,7 +164,7 @@ class AsyncSandbox:
         params = command_params(
             command,
             cwd=options.get("cwd"),
-            env=self._environment(options.get("env")),
+            env=options.get("env"),
             user=options.get("user"),
             timeout_s=options.get("timeout_s"),
         )
@@ -197,7 +193,7 @@ class AsyncSandbox:
         tag: str | None = None,
     ) -> AsyncProcess:
         """Start a command and talk with it. With `background` it lives on when nobody listens."""
-        params = command_params(command, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
+        params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
         params |= {"stdin": stdin, "background": background, "tag": tag}
         return await AsyncProcess.start(self._connect, "exec", params)
 
@@ -215,7 +211,7 @@ class AsyncSandbox:
         tag: str | None = None,
     ) -> AsyncProcess:
         """A command on a terminal; without one, the box's shell."""
-        params = command_params(command or _SHELL, cwd=cwd, env=self._environment(env), user=user, timeout_s=timeout_s)
+        params = command_params(command or _SHELL, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
         params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
         return await AsyncProcess.start(self._connect, "exec", params)
 
@@ -236,6 +232,10 @@ class AsyncSandbox:
             "idle_s": None if idle is None else parse_duration(idle, "idle"),
         }
         await (await self._connect()).call("set_lifetime", params, type=dict[str, Any])
+
+    async def set_env(self, env: Mapping[str, str]) -> None:
+        """Add to the environment of all commands from now on. It is told to the agent alone, and kept nowhere else."""
+        await (await self._connect()).call("set_env", {"env": dict(env)}, type=dict[str, Any])
 
     async def connect(self, port: int) -> AsyncTunnel:
         """One connection to a port in the sandbox."""

@@ -202,8 +202,9 @@ def _check_text(spec: Spec) -> None:
             raise InvalidSpec(f"{field}: {value!r} must be an absolute path", field=field)
     if spec.image is not None and (not spec.image or spec.image.startswith("-") or not spec.image.isprintable()):
         raise InvalidSpec(f"image: {spec.image!r} is not an image reference", field="image")
-    if len(spec.labels) > _MAX_LABELS:
-        raise InvalidSpec(f"labels: {len(spec.labels)} labels; at most {_MAX_LABELS}", field="labels")
+    own = [key for key in spec.labels if not key.startswith("skerry.")]
+    if len(own) > _MAX_LABELS:
+        raise InvalidSpec(f"labels: {len(own)} labels; at most {_MAX_LABELS}", field="labels")
     for key, value in spec.labels.items():
         if not _LABEL.fullmatch(key) or len(value) > 256 or not value.isprintable():
             raise InvalidSpec(f"labels: {key!r} is not a short printable label", field="labels")

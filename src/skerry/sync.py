@@ -456,6 +456,10 @@ class Sandbox:
         """Change when it ends by itself, counted from now; None is never."""
         portal.run(self._async.set_lifetime(lifetime, idle))
 
+    def set_env(self, env: Mapping[str, str]) -> None:
+        """Add to the environment of all commands from now on. It is told to the agent alone, and kept nowhere else."""
+        portal.run(self._async.set_env(env))
+
     def connect(self, port: int) -> Tunnel:
         """One connection to a port in the sandbox."""
         return Tunnel._of(portal.run(self._async.connect(port)))
@@ -541,12 +545,15 @@ class SandboxManager:
         return portal.run(self._async.record(reference))
 
     def list(self, filter: Filter = ALL) -> list[Record]:
+        """Those that fit, oldest first."""
         return portal.run(self._async.list(filter))
 
     def count(self, filter: Filter = ALL) -> int:
+        """How many fit."""
         return portal.run(self._async.count(filter))
 
     def exists(self, reference: str) -> bool:
+        """Whether it is there and has not ended."""
         return portal.run(self._async.exists(reference))
 
     @contextmanager
@@ -560,20 +567,25 @@ class SandboxManager:
             portal.run(twin.__aexit__(None, None, None))
 
     def execute(self, reference: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in it to its end; options as for `Sandbox.exec`."""
         return portal.run(self._async.execute(reference, command, **options))
 
     def execute_code(
         self, reference: str, language: str | None, code: str, **options: Unpack[ExecOptions]
     ) -> ExecResult:
+        """Run code in it; options as for `Sandbox.run_code`."""
         return portal.run(self._async.execute_code(reference, language, code, **options))
 
     def read_file(self, reference: str, path: AnyPath) -> bytes:
+        """A file of it, whole."""
         return portal.run(self._async.read_file(reference, path))
 
     def write_file(self, reference: str, path: AnyPath, data: bytes | str) -> int:
+        """Write a whole file into it; its size."""
         return portal.run(self._async.write_file(reference, path, data))
 
     def list_dir(self, reference: str, path: AnyPath = ".", *, depth: int = 1) -> Sequence[FileInfo]:
+        """What is in a folder of it."""
         return portal.run(self._async.list_dir(reference, path, depth=depth))
 
     def is_healthy(self, reference: str) -> bool:
@@ -595,15 +607,19 @@ class SandboxManager:
         portal.run(self._async.set_lifetime(reference, lifetime, idle))
 
     def pause(self, reference: str) -> None:
+        """Freeze it, where the provider can."""
         portal.run(self._async.pause(reference))
 
     def resume(self, reference: str) -> None:
+        """Let a paused one go on."""
         portal.run(self._async.resume(reference))
 
     def stop(self, reference: str) -> None:
+        """End its processes and keep its files, where the provider can."""
         portal.run(self._async.stop(reference))
 
     def start(self, reference: str) -> None:
+        """Start a stopped one again."""
         portal.run(self._async.start(reference))
 
     def explain(self, reference: str) -> Explanation:

@@ -2,8 +2,7 @@
 
 A warm sandbox is an ephemeral one of the program whose pool it is in, with the label `skerry.pool`. What it is bound
 to when it is handed out (name, env, labels, project, language, lifetime, idle) is no part of the key by which it is
-found, since none of that is part of the box. Its environment is the handle's to send with each command: the agent was
-started before it was known.
+found, since none of that is part of the box: the agent is told of it at hand-out.
 """
 
 from __future__ import annotations
@@ -172,6 +171,8 @@ async def _bind(manager: AsyncSandboxManager, record: Record, spec: Spec, epheme
     try:
         async with asyncio.timeout(HEALTH_S):
             await AsyncSandbox.set_lifetime(sandbox, spec.lifetime_s or None, spec.idle_s or None)
+            if spec.env:
+                await sandbox.set_env(spec.env)
     except (SkerryError, TimeoutError):
         await manager.destroy(record.id, cause=Cause.AGENT_LOST)
         return Gone.UNHEALTHY

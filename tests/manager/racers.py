@@ -53,7 +53,7 @@ async def boot_at_once(manager: AsyncSandboxManager) -> Any:
 
 async def do_anything(manager: AsyncSandboxManager) -> Any:
     """Make, destroy and reconcile against each other; the end is for the test to judge."""
-    for _ in range(3):
+    for _ in range(4):
         sandbox = await manager.create()
         await manager.reconcile()
         await manager.destroy(sandbox.id)

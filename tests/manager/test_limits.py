@@ -182,6 +182,39 @@ async def test_a_register_of_a_provider_that_the_manager_does_not_know_leaves_no
     await own.destroy()
 
 
+async def test_a_reconcile_while_a_sandbox_is_registered_leaves_it_alone(
+    manager: AsyncSandboxManager, store: Store, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = await AsyncSandbox.create(Spec(provider="mock"), mock)
+    reserve = store.reserve
+
+    async def reserve_then_reconcile(*args: object, **options: object) -> object:
+        reserved = await reserve(*args, **options)  # type: ignore[arg-type]
+        await manager.reconcile()
+        return reserved
+
+    monkeypatch.setattr(store, "reserve", reserve_then_reconcile)
+    await manager.register(own)
+    assert (await own.exec("true")).ok
+    assert (await manager.record(own.id)).state is State.READY
+
+
+async def test_a_register_that_the_registry_fails_leaves_the_sandbox_to_its_caller(
+    manager: AsyncSandboxManager, store: Store, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = await AsyncSandbox.create(Spec(provider="mock"), mock)
+
+    async def fail(*args: object, **options: object) -> object:
+        raise StoreUnavailable("the connection broke")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "change", fail)
+        with suppress(StoreUnavailable):
+            await manager.register(own)
+    await manager.reconcile()
+    assert (await own.exec("true")).ok
+
+
 async def test_a_sandbox_that_was_made_without_a_manager_is_not_its_to_destroy(
     manager: AsyncSandboxManager, mock: Mock
 ) -> None:

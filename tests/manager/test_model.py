@@ -25,8 +25,8 @@ from skerry.lifecycle import State
 from skerry.manager import AsyncSandboxManager
 from skerry.providers.base import BoxState
 from skerry.providers.mock import Host, Mock
-from skerry.records import Owner
-from skerry.spec import SandboxId
+from skerry.records import Cause, Owner
+from skerry.spec import SandboxId, Spec
 from skerry.store import Store
 
 from .fuse import Crash, Fuse, Strike, fused_provider, fused_store
@@ -35,13 +35,22 @@ from .world import ENDED, config_of
 LIMIT = 6
 SUITE_EXAMPLES = 300
 STUCK_S = 3.0
+LATE_S = 0.004
+"""Long enough for others to do something meanwhile."""
 HELD = {BoxState.RUNNING: State.READY, BoxState.PAUSED: State.PAUSED, BoxState.STOPPED: State.STOPPED}
 
-strikes = st.none() | st.builds(Strike, st.integers(0, 12), st.booleans(), st.sampled_from([True, True, False]))
+strikes = st.none() | st.builds(Strike, st.integers(0, 8), st.booleans(), st.sampled_from([True, True, False]))
 programs = st.integers(0, 1)
 picks = st.integers(0, 9)
 kinds = st.fixed_dictionaries(
-    {}, optional={"ephemeral": st.just(True), "name": st.just("n"), "key": st.just("k"), "lifetime": st.just(50)}
+    {},
+    optional={
+        "ephemeral": st.just(True),
+        "name": st.just("n"),
+        "key": st.just("k"),
+        "lifetime": st.just(50),
+        "labels": st.just({"boots": "slowly"}),
+    },
 )
 Operation = Callable[["Model", "Program", int, dict[str, Any]], Awaitable[None]]
 
@@ -75,9 +84,12 @@ class Model(RuleBasedStateMachine):
         self.ahead = 0.0
         self.boot = 1
         self.answers = True
+        self.answers_late = False
         self.want: dict[SandboxId, str] = {}
         self.ephemeral: dict[SandboxId, Owner] = {}
         self.ends_at: dict[SandboxId, float] = {}
+        self.broken: set[SandboxId] = set()
+        self.returned: set[SandboxId] = set()
 
     @initialize()
     def begin(self) -> None:
@@ -87,15 +99,24 @@ class Model(RuleBasedStateMachine):
         self.patch.setattr(owners, "is_alive", lambda owner: owner in self.alive)
         self.patch.setattr(owners, "boot_id", lambda: f"boot {self.boot}")
         self.mock = Mock(host=Host())
-        discover = self.mock.discover
-
-        async def answer() -> Any:
-            if not self.answers:
-                raise ProviderError("the provider is down")
-            return await discover()
-
-        self.mock.discover = answer  # type: ignore[method-assign]
+        self.mock.discover = self._discover  # type: ignore[method-assign]
+        self.mock.create = self._create  # type: ignore[method-assign]
         self.run(self._open())
+
+    async def _discover(self) -> Any:
+        if not self.answers:
+            raise ProviderError("the provider is down")
+        boxes = await Mock.discover(self.mock)
+        if self.answers_late:
+            await asyncio.sleep(LATE_S)
+        return boxes
+
+    async def _create(self, id: SandboxId, spec: Spec) -> None:
+        if spec.labels.get("boots"):
+            await asyncio.sleep(LATE_S)
+        await Mock.create(self.mock, id, spec)
+        if spec.labels.get("boots"):
+            await asyncio.sleep(LATE_S)
 
     async def _open(self) -> None:
         self.store = await Store.open(self.config.database)
@@ -120,14 +141,16 @@ class Model(RuleBasedStateMachine):
             options = {"key": options["key"]} if self.answers else {}
         sandbox = await program.manager.create(**options)
         self.want.setdefault(sandbox.id, "live")
+        self.returned.add(sandbox.id)
         if options.get("ephemeral"):
             self.ephemeral[sandbox.id] = program.owner
         if options.get("lifetime"):
             self.ends_at[sandbox.id] = self.now() + 50
 
     async def destroy(self, program: Program, pick: int, options: dict[str, Any]) -> None:
-        id = self._pick(pick)
-        if id is not None:
+        if records := await self.store.list():  # also what another is making
+            id = records[pick % len(records)].id
+            self.want.setdefault(id, "either")
             self._unsure(id)
             await program.manager.destroy(id)
             self.want[id] = "gone"
@@ -141,6 +164,11 @@ class Model(RuleBasedStateMachine):
         finally:
             for id in self.want:
                 self._unsure(id)
+
+    async def keep_destroying(self, program: Program, pick: int, options: dict[str, Any]) -> None:
+        for _ in range(4):
+            await self.destroy_all(program, pick, options)
+            await asyncio.sleep(LATE_S / 8)
 
     async def pause(self, program: Program, pick: int, options: dict[str, Any]) -> None:
         if (id := self._pick(pick)) is not None:
@@ -181,11 +209,23 @@ class Model(RuleBasedStateMachine):
         deeds=st.lists(st.tuples(programs, changes, picks, kinds), min_size=2, max_size=4),
         first=strikes,
         second=strikes,
+        late=st.booleans(),
     )
     def several_act_at_once(
-        self, deeds: list[tuple[int, Operation, int, dict[str, Any]]], first: Strike | None, second: Strike | None
+        self,
+        deeds: list[tuple[int, Operation, int, dict[str, Any]]],
+        first: Strike | None,
+        second: Strike | None,
+        late: bool,
     ) -> None:
+        self.answers_late = late
         self.run(self._attempt(deeds, [(0, first), (1, second)]))
+        self.answers_late = False
+
+    @rule(strike=strikes)
+    def one_is_destroyed_while_it_is_made(self, strike: Strike | None) -> None:
+        slow = (0, Model.create, 0, {"labels": {"boots": "slowly"}})
+        self.run(self._attempt([slow, (1, Model.keep_destroying, 0, {})], [(0, strike)]))
 
     async def _attempt(
         self, deeds: list[tuple[int, Operation, int, dict[str, Any]]], strikes: list[tuple[int, Strike | None]]
@@ -225,6 +265,7 @@ class Model(RuleBasedStateMachine):
     async def _break(self, id: SandboxId, how: str) -> None:
         getattr(self.mock.faults, how)(id)
         self.want[id] = "gone"
+        self.broken.add(id)
 
     @rule(pick=picks, verb=st.sampled_from(["pause", "resume", "stop", "start"]))
     def somebody_acts_by_hand(self, pick: int, verb: str) -> None:
@@ -286,6 +327,23 @@ class Model(RuleBasedStateMachine):
             assert len(taken) == len(set(taken))
         for record in records:
             assert record.cause is not None or record.state not in (State.DESTROYED, State.LOST), record
+
+    @invariant()
+    def causes_are_true(self) -> None:
+        if not hasattr(self, "programs"):
+            return
+        for record in self.run(self.store.list(ENDED)):
+            by_itself = record.cause in (Cause.BOX_DIED, Cause.HOST_RESTARTED) or record.state is State.LOST
+            assert not by_itself or record.id in self.broken, f"nothing befell it: {record}"
+            if record.cause is Cause.CREATION_FAILED:
+                assert record.id not in self.returned, f"it was made: {record}"
+            if record.cause is Cause.OWNER_DIED:
+                assert record.ephemeral
+                assert record.owner not in self.alive
+            if record.cause is Cause.LIFETIME:
+                assert record.spec.lifetime_s
+            if record.cause is Cause.USER:
+                assert self.want.get(record.id) != "live", f"nobody asked for its end: {record}"
 
     @rule()
     def all_die_and_the_next_one_reconciles(self) -> None:

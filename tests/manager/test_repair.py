@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from skerry import owners
 from skerry.errors import ProviderError, SkerryError
 from skerry.lifecycle import State
 from skerry.manager import AsyncSandboxManager
 from skerry.providers.mock import Mock
 from skerry.records import Filter
+from skerry.spec import SandboxId, Spec
 from skerry.store import Store
 
 from .world import Folders, config_of
+
+LIVE = Filter()
 
 # reconcile beside others who act
 
@@ -53,6 +57,37 @@ async def test_what_happens_while_the_host_is_asked_is_not_undone(
     held = {"running": State.READY, "paused": State.PAUSED, "stopped": State.STOPPED}
     assert states == {id: held[box.state] for id, box in boxes.items()}
     assert len(states) == {"create": 2, "destroy": 0}.get(act, 1)
+
+
+async def test_a_maker_that_finishes_and_exits_while_it_is_judged_did_not_die_making(
+    manager: AsyncSandboxManager, store: Store, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, list_records = mock.create, store.list
+    go_on, began = asyncio.Event(), asyncio.Event()
+
+    async def slow(id: SandboxId, spec: Spec) -> None:
+        began.set()
+        await go_on.wait()
+        await create(id, spec)
+
+    mock.create = slow  # type: ignore[method-assign]
+    creating = asyncio.create_task(manager.create())
+    await began.wait()
+
+    async def answer_late(filter: Filter = LIVE) -> object:
+        answer = await list_records(filter)
+        if filter.include_ended and not go_on.is_set():
+            go_on.set()
+            await creating
+            monkeypatch.setattr(owners, "is_alive", lambda owner: False)
+        return answer
+
+    monkeypatch.setattr(store, "list", answer_late)
+    await manager.reconcile()
+    assert go_on.is_set()
+    sandbox = await creating
+    assert (await manager.record(sandbox.id)).state is State.READY
+    assert set(await mock.discover()) == {sandbox.id}
 
 
 async def test_a_dry_run_tells_and_does_nothing(manager: AsyncSandboxManager, mock: Mock) -> None:

@@ -106,7 +106,7 @@ class Victim:
         try:
             asyncio.run(self._live())
         except BaseException:
-            self.note("failed", repr(traceback.format_exc()))
+            self.note("failed", repr(traceback.format_exc()[-1500:]))
         die()
 
     async def _live(self) -> None:

@@ -36,6 +36,7 @@ async def test_a_record_comes_back_as_it_was_stored(store: Store) -> None:
     made, is_new = await store.reserve(new_id(), spec, owner=OWNER, boot_id="boot", ephemeral=True, key="k")
     assert is_new
     assert made.state is State.CREATING
+    assert made.spec == spec.but(env={"A": "***"})
     assert await store.get(made.id) == made
     enforced = {"memory": {"by": "cgroup", "why_not": ""}}
     changed = await store.change(made, to=State.READY, enforced=enforced, owner=Owner("h", 2, 3), ephemeral=False)

@@ -67,6 +67,8 @@ class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: BoxState
     created_at: float | None = None
     labels: dict[str, str] = {}
+    out_of_memory: bool = False
+    """It is dead, and the kernel had to kill something in it for want of memory."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

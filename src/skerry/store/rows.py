@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ RECORD = (
     "id, spec, state, version, created_at, updated_at, owner, ephemeral, doomed, cause, detail, key, cid, "
     "enforced, boot_id"
 )
+HIDDEN = "***"
 EVENT = "seq, time, sandbox, kind, state, cause, data"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -28,6 +30,17 @@ _plain = msgspec.json.Decoder(dict[str, Any])
 def to_json(value: Any) -> str:
     """The same text for the same value, so that texts can be compared."""
     return _encoder.encode(value).decode()
+
+
+def without_secrets(spec: Spec) -> Spec:
+    """A spec for the registry. What is in its environment may be secret, and the agent alone needs it."""
+    return msgspec.structs.replace(spec, env=dict.fromkeys(spec.env, HIDDEN))
+
+
+def fingerprint(spec: Spec, salt: str) -> str:
+    """Tells one spec from another without telling what is in its environment."""
+    env = {name: hmac.digest(salt.encode(), value.encode(), "sha256").hex() for name, value in spec.env.items()}
+    return to_json(msgspec.structs.replace(spec, env=env))
 
 
 def owner_of(text: str) -> Owner:
@@ -66,7 +79,7 @@ def to_columns(record: Record) -> dict[str, Any]:
         "project": record.spec.project,
         "provider": record.spec.provider,
         "name": record.spec.name,
-        "spec": to_json(record.spec),
+        "spec": to_json(without_secrets(record.spec)),
         "owner": to_json(record.owner),
         "enforced": to_json(record.enforced),
         "cause": record.cause.value if record.cause is not None else None,

@@ -53,11 +53,13 @@ class Store:
         ephemeral: bool = False,
         key: str | None = None,
         max_sandboxes: int = 0,
+        state: State = State.CREATING,
+        enforced: dict[str, Any] | None = None,
     ) -> tuple[Record, bool]:
         """Take a place, a name and a cid before any box exists; the record, and whether it was newly made."""
         if key is not None and not (0 < len(key) <= 256 and key.isprintable()):
             raise InvalidSpec("key: an idempotency key is 1 to 256 printable characters", field="key")
-        asked = rows.to_json(spec)
+        asked = rows.fingerprint(spec, self.instance)
 
         def work(tx: Transaction) -> tuple[Record, bool]:
             if key is not None and (held := _held_by_key(tx, spec.project, key, asked)):
@@ -69,8 +71,8 @@ class Store:
             now = time.time()
             record = Record(
                 id=id,
-                spec=spec,
-                state=State.CREATING,
+                spec=rows.without_secrets(spec),
+                state=state,
                 version=1,
                 created_at=now,
                 updated_at=now,
@@ -79,6 +81,7 @@ class Store:
                 key=key,
                 cid=_next(tx, "cid"),
                 boot_id=boot_id,
+                enforced=enforced or {},
             )
             seq = _next(tx, "event")
             _insert(tx, record, seq, asked if key is not None else None)
@@ -131,7 +134,7 @@ class Store:
             "detail": rows.clean(detail) if detail is not None else None,
             "doomed": doomed,
             "enforced": msgspec.to_builtins(enforced),
-            "spec": spec,
+            "spec": rows.without_secrets(spec) if spec is not None else None,
             "owner": owner,
             "ephemeral": ephemeral,
         }

@@ -127,7 +127,7 @@ class Tools:
     ) -> Execution:
         """Run a shell command in a sandbox to its end. A command that fails is a result with its exit code."""
         box = await self._sandbox(sandbox)
-        params = command_params(command, cwd=cwd, env={**box.spec.env, **(env or {})}, timeout_s=self._time(timeout_s))
+        params = command_params(command, cwd=cwd, env=env, timeout_s=self._time(timeout_s))
         return await self._execute(box, "exec", params, b"", stdin)
 
     async def execute_code(
@@ -144,7 +144,7 @@ class Tools:
     ) -> Execution:
         """Run code in a sandbox to its end. Files stay from call to call, variables do not."""
         box = await self._sandbox(sandbox)
-        params = command_params(None, cwd=cwd, env={**box.spec.env, **(env or {})}, timeout_s=self._time(timeout_s))
+        params = command_params(None, cwd=cwd, env=env, timeout_s=self._time(timeout_s))
         return await self._execute(box, "exec_code", {**params, "language": language}, code.encode(), stdin)
 
     async def read_file(
@@ -200,7 +200,9 @@ class Tools:
         await asyncio.gather(*(destroy(id) for id in made))
 
     async def _record(self, reference: str) -> Record:
-        record = await self._manager.record(reference)
+        """By name within our project first: what others call theirs is none of an agent's business."""
+        named = await self._manager.list(Filter(project=self._template.project, name=reference))
+        record = named[0] if named else await self._manager.record(reference)
         if not self._shows(record):
             raise NotFound(f"no sandbox has the id or name {reference!r}")
         return record

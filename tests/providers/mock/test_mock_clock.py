@@ -94,8 +94,9 @@ async def test_an_idle_box_ends_and_a_busy_one_does_not() -> None:
         await sandbox.ping()
         assert busy.number is not None
         await mock.clock.advance(9)
-        await sandbox.ping()
+        assert (await sandbox.exec("true")).ok
         await mock.clock.advance(9)
+        await sandbox.ping()  # only looks
         assert (await mock.discover())[sandbox.id].state is BoxState.RUNNING
         await mock.clock.advance(2)
         assert (await mock.discover())[sandbox.id].state is BoxState.DEAD

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 PROTOCOL = 1
 VERSION = "0.1.0"
 _MAX_CHANNELS = 64
-_LOOKING = frozenset({"hello", "ping", "metrics", "processes"})
-"""Calls that only look: a box that is watched is still idle."""
 _REOPEN_S = 0.05
 _WARM_UP_S = 0.005
 
@@ -90,17 +88,21 @@ class Agent:
 
     def _serve(self, read_fd: int, write_fd: int, last: bool = False) -> None:
         def on_close(channel: Channel) -> None:
-            self._channels.remove(channel)
+            self._forget(channel)
             if last:
                 self.loop.stop()
 
         self._channels.append(Channel(self.loop, read_fd, write_fd, self._dispatch, on_close))
 
+    def _forget(self, channel: Channel) -> None:
+        self._channels.remove(channel)
+        self._last_use = max(self._last_use, channel.last_use)
+
     def _open_device(self, path: str) -> None:
         """A character device has one stream after the other: when the host lets go, wait for it again."""
 
         def on_close(channel: Channel) -> None:
-            self._channels.remove(channel)
+            self._forget(channel)
             self.loop.later(_REOPEN_S, lambda: self._open_device(path))
 
         try:
@@ -127,8 +129,6 @@ class Agent:
         if not call.channel.greeted and call.method != "hello":
             call.channel.close()
             return
-        if call.method not in _LOOKING:
-            self._last_use = time.monotonic()
         try:
             handler = _HANDLERS.get(call.method)
             if handler is not None:
@@ -202,16 +202,20 @@ class Agent:
 
     def _check_idle(self) -> None:
         assert self._idle_s is not None
-        busy = (self._processes is not None and self._processes.any_running()) or any(
-            channel.calls for channel in self._channels
-        )
-        if busy:
-            self._last_use = time.monotonic()
-        left = self._last_use + self._idle_s - time.monotonic()
+        left = self._last_used() + self._idle_s - time.monotonic()
         if left <= 0:
             self.loop.stop()
         else:
             self._idle_timer = self.loop.later(left, self._check_idle)
+
+    def _last_used(self) -> float:
+        """Now, while a process runs or a call is open; else when the last of them ended."""
+        ends = [self._last_use, *(channel.last_use for channel in self._channels)]
+        if self._processes is not None:
+            ends.append(time.monotonic() if self._processes.any_running() else self._processes.last_end)
+        if any(channel.calls for channel in self._channels):
+            ends.append(time.monotonic())
+        return max(ends)
 
     def sync_clock(self, call: Call) -> None:
         value = call.params.get("time")
@@ -282,6 +286,7 @@ _LAZY = {
     "processes": "execution:processes",
     "signal": "execution:signal",
     "resize": "execution:resize",
+    "set_env": "execution:set_env",
     "tree_download": "execution:tree",
     "tree_upload": "execution:tree",
     "read_file": "contents:read_file",

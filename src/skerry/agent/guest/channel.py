@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posix
+import time
 from _collections import deque
 
 from . import wire
@@ -22,6 +23,10 @@ _IOV_MAX = 64
 _MAX_CALLS = 1024
 _buffer = bytearray(1 << 18)
 """Where every channel reads into: what is in it is used up before the next read."""
+
+
+LOOKING = frozenset({"hello", "ping", "metrics", "processes"})
+"""Calls that only look: a box that is watched is still idle."""
 
 
 class Failure(Exception):
@@ -168,6 +173,8 @@ class Call:
         # What a handler holds (files above all) must go with the call, not with the next garbage collection.
         self.pump = self.on_data = self.on_end = self.on_cancel = self.on_close = self.ref = None
         self.channel.calls.pop(self.id, None)
+        if self.method not in LOOKING:
+            self.channel.last_use = time.monotonic()
 
 
 class Channel:
@@ -182,6 +189,7 @@ class Channel:
         self.loop = loop
         self.calls: dict[int, Call] = {}
         self.queued = 0
+        self.last_use = 0.0
         self.greeted = False
         self.open = True
         self._read_fd = read_fd

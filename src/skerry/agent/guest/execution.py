@@ -104,6 +104,12 @@ def resize(agent: Agent, call: Call) -> None:
     call.answer({})
 
 
+def set_env(agent: Agent, call: Call) -> None:
+    """More for the environment of all that is started from now on."""
+    agent.env.update(spawn.env_of(call.params))
+    call.answer({})
+
+
 def tree(agent: Agent, call: Call) -> None:
     """Pack or unpack in a process of its own: it may take long, and it runs under the right user."""
     from . import trees

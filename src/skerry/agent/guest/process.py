@@ -266,6 +266,7 @@ class Process:
 
     def _finish(self) -> None:
         self.ended = True
+        self.table.last_end = time.monotonic()
         for output in self.outputs:
             if not output.at_end:
                 if self.request.pty:
@@ -347,6 +348,7 @@ class ProcessTable:
         self._processes: dict[int, Process] = {}
         self._doomed: dict[int, str] = {}
         self._count = 0
+        self.last_end = 0.0
 
     def start(self, request: spawn.Request) -> Process:
         self._count += 1

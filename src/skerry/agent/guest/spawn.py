@@ -31,7 +31,7 @@ class Request:
     def __init__(self, params: dict[str, Any], home: str, base_env: dict[str, str], base_cwd: str) -> None:
         self.argv = _argv(params)
         self.cwd = join(base_cwd, expand(_text(params, "cwd", base_cwd), home))
-        self.env = {**base_env, **_env(params)}
+        self.env = {**base_env, **env_of(params)}
         self.user = find_user(params.get("user"))
         if self.user is not None and self.user.home and "HOME" not in params.get("env", {}):
             self.env["HOME"] = self.user.home
@@ -342,7 +342,7 @@ def _argv(params: dict[str, Any]) -> list[str]:
     return argv
 
 
-def _env(params: dict[str, Any]) -> dict[str, str]:
+def env_of(params: dict[str, Any]) -> dict[str, str]:
     env = params.get("env") or {}
     if type(env) is not dict or not all(
         name and type(value) is str and "=" not in name and "\0" not in name + value for name, value in env.items()

@@ -229,3 +229,16 @@ def _words(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
+
+
+def ran_out_of_memory(groups: Iterable[Path]) -> bool:
+    """Whether the kernel has killed something in one of these groups for want of memory."""
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                counts = dict(line.split() for line in (group / name).read_text().splitlines())
+            except OSError:
+                continue
+            if counts.get("oom_kill", "0") != "0":
+                return True
+    return False

@@ -195,11 +195,12 @@ def _disk_enforcement(spec: Spec, default: int) -> Enforcement:
 
 
 def _status(box: Box) -> BoxStatus:
-    meta = box.read_meta()
+    meta, running = box.read_meta(), box.is_running()
     return BoxStatus(
-        state=BoxState.RUNNING if box.is_running() else BoxState.DEAD,
+        state=BoxState.RUNNING if running else BoxState.DEAD,
         created_at=meta.created_at if meta else None,
         labels=meta.labels if meta else {},
+        out_of_memory=meta is not None and not running and cgroup.ran_out_of_memory(map(Path, meta.groups)),
     )
 
 

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from skerry.agent.guest.channel import Failure
+from skerry.agent.guest.channel import LOOKING, Failure
 from skerry.agent.guest.languages import ALIASES, LANGUAGES
+from skerry.agent.guest.spawn import env_of
 from skerry.providers.mock.channel import Call, Channel, Handler
 from skerry.providers.mock.files import FileCalls
 from skerry.providers.mock.jobs import Job, Terminal, size_of
@@ -49,13 +50,16 @@ class Agent:
             "hello": self._hello, "ping": self._ping, "exec": self._exec, "exec_code": self._exec_code,
             "attach": self._attach, "processes": self._processes, "signal": self._signal, "resize": self._resize,
             "metrics": self._metrics, "connect": self._connect, "set_lifetime": self._change_lifetime,
+            "set_env": self._set_env,
             "sync_clock": self._sync_clock, "shutdown": self._shutdown, **files.handlers,
         }  # fmt: skip
         self._set_lifetime(spec.lifetime_s)
         self._set_idle(spec.idle_s)
 
     def serve(self, stream: MemoryStream, *, garbage: bool, hangs: bool) -> None:
-        handlers = {name: self._used(handler) for name, handler in self._handlers.items()}
+        handlers = {
+            name: handler if name in LOOKING else self._used(handler) for name, handler in self._handlers.items()
+        }
         channel = Channel(stream, handlers, garbage=garbage)
         channel.hangs = hangs
         channel.on_close = lambda: self.channels.discard(channel)
@@ -260,6 +264,10 @@ class Agent:
             down.reader.closed()
         return {}
 
+    async def _set_env(self, call: Call) -> dict[str, Any]:
+        self.env.update(env_of(call.params))
+        return {}
+
     async def _change_lifetime(self, call: Call) -> dict[str, Any]:
         for name in ("lifetime_s", "idle_s"):
             value = call.params.get(name)
@@ -287,6 +295,7 @@ class Agent:
             return
         if any(not job.ended for job in self.jobs.values()) or any(channel.calls for channel in self.channels):
             self._last_use = self.clock.now
+        self._last_use = max([self._last_use, *(job.ended_at for job in self.jobs.values())])
         left = self._last_use + self._idle_s - self.clock.now
         if left <= 0:
             self._end_box()

@@ -157,6 +157,10 @@ class Job:
         elif stdin:
             self.input = HostInput(outside=not self.background)
 
+    @property
+    def ended_at(self) -> float:
+        return self.started + self.duration_s if self.ended else 0.0
+
     def files(self) -> dict[int, OpenFile]:
         if isinstance(self.input, Terminal):
             return {0: self.input, 1: self.input, 2: self.input}
