@@ -322,6 +322,12 @@ class AsyncSandboxManager:
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, longest)
 
+    async def look_after(self, reference: str) -> Record:
+        """See what the host says of one sandbox, follow that, and tell what is known of it then."""
+        record = await self.record(reference)
+        await self._repair.sandbox(record)
+        return await self.store.get(record.id)
+
     async def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> AsyncIterator[Event]:
         """All that happened after a place in the order, and with `follow` all that will."""
         id = None if sandbox is None else (await self.record(sandbox)).id

@@ -630,6 +630,10 @@ class SandboxManager:
         """Wait until it is in one of `states`; without any, until it has ended. Raises if it never will be."""
         return portal.run(self._async.wait(reference, states, timeout_s))
 
+    def look_after(self, reference: str) -> Record:
+        """See what the host says of one sandbox, follow that, and tell what is known of it then."""
+        return portal.run(self._async.look_after(reference))
+
     def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> Iterator[Event]:
         """All that happened after a place in the order, and with `follow` all that will."""
         return portal.iterate(self._async.events(after=after, follow=follow, sandbox=sandbox))

@@ -202,3 +202,9 @@ def test_a_reader_that_never_reads_does_not_keep_us_from_ending(boxes: Path) -> 
 def test_it_runs_in_memory_too(skerry: Run) -> None:
     done = skerry("run", "--provider", "mock", "echo", "hi")
     assert (done.returncode, done.stdout) == (0, b"hi\n"), done.stderr
+
+
+def test_a_sandbox_whose_time_is_over_says_so(skerry: Run) -> None:
+    done = skerry("run", "--lifetime", "1", "--", "sleep", "60")
+    assert done.returncode == 125
+    assert b"the sandbox ended before its command did: lifetime" in done.stderr

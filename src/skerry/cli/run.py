@@ -60,6 +60,7 @@ def command(
 @asynccontextmanager
 async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) -> AsyncIterator[AsyncSandbox]:
     """A sandbox that goes with us, however we go, unless it is to be kept."""
+    from skerry.errors import AgentUnreachable, CallInterrupted
     from skerry.lifecycle import run_to_end
     from skerry.manager import AsyncSandboxManager
     from skerry.warm import claim_or_create
@@ -72,6 +73,13 @@ async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) ->
                 sandbox = await manager.create(spec, ephemeral=not keep)
         try:
             yield sandbox
+        except BaseExceptionGroup as group:
+            if group.subgroup((CallInterrupted, AgentUnreachable)) is None:
+                raise
+            record = await manager.look_after(sandbox.id)
+            if record.cause is None:
+                raise
+            raise AgentUnreachable(f"the sandbox ended before its command did: {record.cause}") from group
         finally:
             if keep:
                 say(f"kept sandbox {sandbox.id}")
