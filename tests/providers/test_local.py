@@ -56,11 +56,16 @@ class TestLocal(ProviderConformance):
         return [Spec.of(image="debian"), Spec.of(network="bridge"), Spec.of(user="daemon")]
 
 
+PACKAGES = os.pathsep.join([str(Path(skerry.__file__).parent.parent), sysconfig.get_path("purelib")])
+
+
 def interpreter_for_all() -> str | None:
-    """A Python of our version that a plain user may start: ours may lie in a home folder."""
+    """A Python of our version that a plain user may start, and that finds us: both may lie in a home folder."""
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": PACKAGES}
     wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (sys.executable, shutil.which(wanted, path="/usr/bin:/usr/local/bin")):
-        if candidate and subprocess.run([*as_plain_user(), candidate, "-c", ""], capture_output=True).returncode == 0:
+        attempt = [*as_plain_user(), str(candidate), "-c", "import pytest, skerry.sandbox"]
+        if candidate and subprocess.run(attempt, env=env, cwd="/", capture_output=True).returncode == 0:
             return candidate
     return None
 
@@ -75,16 +80,15 @@ def test_the_whole_suite_passes_as_a_plain_user(tmp_path_factory: pytest.TempPat
         pytest.skip("not root: the suite above already ran as a plain user")
     python = interpreter_for_all()
     if python is None:
-        pytest.skip("no Python of this version that a plain user may start")
+        pytest.skip("no Python of this version that a plain user may start, or a checkout that only root may read")
     home = Path("/tmp") / f"skerry-plain-{os.getpid()}"
     home.mkdir(mode=0o700)
     os.chown(home, PLAIN_UID, PLAIN_UID)
-    packages = os.pathsep.join([str(Path(skerry.__file__).parent.parent), sysconfig.get_path("purelib")])
     try:
         run = subprocess.run(
             [*as_plain_user(), python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
              "--rootdir", str(Path(__file__).parents[2]), "--basetemp", str(home / "t"), f"{__file__}::TestLocal"],
-            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": packages, "TMPDIR": str(home)},
+            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": PACKAGES, "TMPDIR": str(home)},
             cwd=home, capture_output=True, text=True, check=False,
         )  # fmt: skip
         print(run.stdout[-5000:], run.stderr[-2000:])
