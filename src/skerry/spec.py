@@ -25,6 +25,7 @@ _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}|\d{1,10}(:\d{1,10})?")
 _RESERVED_TARGETS = ("/", "/proc", "/dev", "/sys", "/.skerry")
 _MAX_ENV_BYTES = 128 * 1024
 _MAX_LABELS = 64
+_MAX_OUR_LABELS = 8
 
 
 def new_id() -> SandboxId:
@@ -203,8 +204,8 @@ def _check_text(spec: Spec) -> None:
     if spec.image is not None and (not spec.image or spec.image.startswith("-") or not spec.image.isprintable()):
         raise InvalidSpec(f"image: {spec.image!r} is not an image reference", field="image")
     own = [key for key in spec.labels if not key.startswith("skerry.")]
-    if len(own) > _MAX_LABELS:
-        raise InvalidSpec(f"labels: {len(own)} labels; at most {_MAX_LABELS}", field="labels")
+    if len(own) > _MAX_LABELS or len(spec.labels) - len(own) > _MAX_OUR_LABELS:
+        raise InvalidSpec(f"labels: {len(spec.labels)} labels; at most {_MAX_LABELS}", field="labels")
     for key, value in spec.labels.items():
         if not _LABEL.fullmatch(key) or len(value) > 256 or not value.isprintable():
             raise InvalidSpec(f"labels: {key!r} is not a short printable label", field="labels")
