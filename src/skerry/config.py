@@ -16,7 +16,7 @@ from skerry.units import parse_duration
 
 if TYPE_CHECKING:
     from skerry.providers.base import Provider
-    from skerry.spec import Spec
+    from skerry.spec import Spec, SpecOptions
 
 _PREFIX = "SKERRY_"
 _REGISTRY = "registry.db"
@@ -55,6 +55,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             prefix = f"providers.{name}."
             places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
             raise ConfigError(f"{error} (set in {', '.join(sorted(places))})") from None
+
+    def spec(self, options: SpecOptions) -> Spec:
+        """A spec from keywords, with our provider, project and clocks where nothing is said."""
+        from skerry.spec import Spec
+
+        asked: SpecOptions = {"provider": self.provider, "project": self.project, **options}
+        return self.complete(Spec.of(**asked))
 
     def complete(self, spec: Spec) -> Spec:
         """The spec with our clocks where it asks for none of its own, so that nothing lives for ever by oversight."""

@@ -63,7 +63,6 @@ class AsyncSandboxManager:
         self._given_providers = frozenset(self._providers)
         self._reconcile_on_start = reconcile
         self._handles: dict[SandboxId, ManagedSandbox] = {}
-        self._owner = owners.this_process()
 
     @property
     def config(self) -> Config:
@@ -75,10 +74,13 @@ class AsyncSandboxManager:
             raise WrongState("the manager is not open: enter it with `async with`")
         return self._open_store
 
+    @property
+    def _repair(self) -> Repair:
+        return Repair(self.store, self.provider)
+
     async def __aenter__(self) -> Self:
         if self._open_store is None:
             self._open_store = await Store.open(self._config.database)
-        self._repair = Repair(self._open_store, self.provider)
         if self._reconcile_on_start:
             await self._repair.unfinished()
         return self
@@ -129,11 +131,7 @@ class AsyncSandboxManager:
     def _complete(self, spec: Spec | None, options: SpecOptions) -> Spec:
         if spec is not None and options:
             raise InvalidSpec("give a spec or its fields, not both")
-        if spec is None:
-            options.setdefault("provider", self._config.provider)
-            options.setdefault("project", self._config.project)
-            spec = Spec.of(**options)
-        return self._config.complete(spec)
+        return self._config.spec(options) if spec is None else self._config.complete(spec)
 
     async def create_default(self) -> AsyncSandbox:
         """A sandbox as the configuration has it."""
@@ -145,7 +143,7 @@ class AsyncSandboxManager:
         record, _ = await self.store.reserve(
             sandbox.id,
             sandbox.spec,
-            owner=self._owner,
+            owner=owners.this_process(),
             boot_id=owners.boot_id(),
             max_sandboxes=self._config.max_sandboxes,
             state=State.READY,

@@ -37,10 +37,7 @@ class AsyncSandbox:
     def __init__(self, *, provider_object: Provider | None = None, **options: Unpack[SpecOptions]) -> None:
         if provider_object is not None:
             options["provider"] = provider_object.name
-        settings = config.load()
-        options.setdefault("provider", settings.provider)
-        options.setdefault("project", settings.project)
-        self._bind(new_id(), settings.complete(Spec.of(**options)), provider_object)
+        self._bind(new_id(), config.load().spec(options), provider_object)
 
     def _bind(self, id: SandboxId, spec: Spec, provider: Provider | None) -> None:
         self.id = id
@@ -59,8 +56,7 @@ class AsyncSandbox:
         """Make a sandbox that lives until it is destroyed or its time is over."""
         self = cls.__new__(cls)
         settings = config.load()
-        spec = spec or Spec(provider=settings.provider, project=settings.project)
-        self._bind(new_id(), settings.complete(spec), provider)
+        self._bind(new_id(), settings.spec({}) if spec is None else settings.complete(spec), provider)
         await self._create()
         return self
 

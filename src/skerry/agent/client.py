@@ -86,7 +86,6 @@ class AgentClient:
         self._target: tuple[Call, int] | None = None
         self._strays = 0
         self._error: SkerryError | None = None
-        self._greeted = False
         self._last_heard = self.loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
         stream.start(self)
@@ -106,7 +105,6 @@ class AgentClient:
         except BaseException:
             client.close()
             raise
-        client._greeted = True
         return client
 
     @property

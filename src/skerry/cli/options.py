@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -13,7 +13,7 @@ from skerry.cli.completion import provider_names
 if TYPE_CHECKING:
     from skerry.config import Config
     from skerry.records import Filter
-    from skerry.spec import Spec
+    from skerry.spec import Spec, SpecOptions
 
 _STATES = ("creating", "ready", "paused", "stopped", "error", "lost", "destroyed")  # a test holds them to `State`
 _OPTIONS = (
@@ -77,13 +77,12 @@ def spec_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_spec(options: dict[str, Any]) -> tuple[Config, Spec]:
     """The configuration with these flags in it, and the spec that both make."""
     from skerry.config import load
-    from skerry.spec import Spec
 
     config = load({key: options.pop(key) for key in _SETTINGS})
     fields = {key: value for key, value in options.items() if value not in (None, ())}
     fields["env"] = environment(options["env"])
     fields["labels"] = _labels(options["labels"])
-    return config, config.complete(Spec.of(**fields, provider=config.provider, project=config.project))
+    return config, config.spec(cast("SpecOptions", fields))
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
