@@ -1,8 +1,52 @@
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from state_folders import boxes
+
+from skerry import providers
+from skerry.errors import ProviderUnavailable
+from skerry.spec import SandboxId
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of this machine reaches a test, and what it makes is below its own folder."""
+    for name in [name for name in os.environ if name.startswith("SKERRY_") and name != "SKERRY_REQUIRE"]:
+        monkeypatch.delenv(name)
+    file = tmp_path / "config.toml"
+    file.touch()
+    monkeypatch.setenv("SKERRY_CONFIG", str(file))
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state folder for this test alone, which has to leave no box there."""
+    folder = Path(tempfile.mkdtemp(prefix="skerry-", dir="/tmp"))  # short, as it holds sockets
+    folder.chmod(0o755)
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(folder))
+    try:
+        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).check())
+    except ProviderUnavailable as error:
+        shutil.rmtree(folder)
+        if "local" in os.environ.get("SKERRY_REQUIRE", "").split(","):
+            raise
+        pytest.skip(str(error))
+    yield folder
+    left = boxes(folder)
+    for id in left:
+        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).destroy(SandboxId(id)))
+    shutil.rmtree(folder)
+    assert left == []

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,9 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from state_folders import boxes
 
-from skerry import config, owners, pool_plan, providers, warm
-from skerry.errors import Conflict, InvalidSpec, ProviderUnavailable, WrongState
+from skerry import config, owners, pool_plan, warm
+from skerry.errors import Conflict, InvalidSpec, WrongState
 from skerry.lifecycle import State
 from skerry.manager import AsyncSandboxManager
 from skerry.pool import AsyncSandboxPool
@@ -28,6 +26,8 @@ from skerry.pool_plan import Boot, Drop, Look, PoolState, Warm, plan, retry_at
 from skerry.providers.mock import Mock
 from skerry.records import Cause, Record
 from skerry.spec import SandboxId, Spec
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 DEADLINE_S = 20.0
 PROGRAM = (sys.executable, "-c", "from skerry.cli import main; main()")
@@ -134,16 +134,6 @@ def test_specs_share_a_key_if_they_differ_only_in_what_is_bound_at_hand_out() ->
 
 
 # the acting half, on the mock
-
-
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("SKERRY_") and name != "SKERRY_REQUIRE"]:
-        monkeypatch.delenv(name)
-    file = tmp_path / "config.toml"
-    file.touch()
-    monkeypatch.setenv("SKERRY_CONFIG", str(file))
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -473,32 +463,6 @@ async def test_nobody_gets_what_another_has_when_all_reach_for_it_at_once(
 
 
 # on the default provider, with programs of their own
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder for this test alone, which has to leave no box there."""
-    folder = Path(tempfile.mkdtemp(prefix="skerry-", dir="/tmp"))  # short, as it holds sockets
-    folder.chmod(0o755)
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(folder))
-    try:
-        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).check())
-    except ProviderUnavailable as error:
-        shutil.rmtree(folder)
-        if "local" in os.environ.get("SKERRY_REQUIRE", "").split(","):
-            raise
-        pytest.skip(str(error))
-    yield folder
-    left = boxes(folder)
-    for id in left:
-        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).destroy(SandboxId(id)))
-    shutil.rmtree(folder)
-    assert left == []
-
-
-def boxes(folder: Path) -> list[str]:
-    local = folder / "local"
-    return [entry.name for entry in local.iterdir() if entry.name.count("-") == 4] if local.exists() else []
 
 
 CLAIM = """

@@ -19,9 +19,10 @@ from skerry.agent.client import AgentClient
 from skerry.agent.runtime import GUEST
 from skerry.agent.stream import FdStream, Stream
 from skerry.lifecycle import State
-from skerry.providers.base import BoxStatus, Enforcement, Isolation, Provider
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, new_id
+
+from .no_boxes import NoBoxes
 
 OLDEST = (3, 8)
 PATIENCE_S = 10.0
@@ -195,27 +196,11 @@ class Guest:
         return int(Path(f"/proc/{self.process.pid}/status").read_text().split("VmRSS:")[1].split()[0]) << 10
 
 
-class _GuestProvider(Provider):
+class _GuestProvider(NoBoxes):
     name = "guest"
-    isolation = Isolation.NONE
 
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
-
-    async def check(self) -> None:
-        return None
-
-    async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
-        return {}
-
-    async def create(self, id: SandboxId, spec: Spec) -> None:
-        return None
-
-    async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
-        return None
-
-    async def discover(self) -> Mapping[SandboxId, BoxStatus]:
-        return {}
 
     async def dial(self, id: SandboxId) -> Stream:
         return self._guest.stream()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from skerry.agent.client import AgentClient
 from skerry.agent.stream import Buffer, Receiver, Stream
 from skerry.lifecycle import State
-from skerry.providers.base import BoxStatus, Enforcement, Isolation, Provider
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, new_id
+
+from .no_boxes import NoBoxes
 
 Message = dict[str, Any]
 Script = Callable[["LyingAgent", Message], None]
@@ -92,30 +93,14 @@ class LyingAgent(Stream):
         return [message for message in self.messages if message["method"] == method]
 
 
-class LyingProvider(Provider):
+class LyingProvider(NoBoxes):
     """Boxes that are nothing but a lying agent."""
 
     name = "lying"
-    isolation = Isolation.NONE
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.agents: list[LyingAgent] = []
-
-    async def check(self) -> None:
-        return None
-
-    async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
-        return {}
-
-    async def create(self, id: SandboxId, spec: Spec) -> None:
-        return None
-
-    async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
-        return None
-
-    async def discover(self) -> Mapping[SandboxId, BoxStatus]:
-        return {}
 
     async def dial(self, id: SandboxId) -> Stream:
         self.agents.append(LyingAgent(self.script))

