@@ -34,7 +34,7 @@ async def unix(path: str | os.PathLike[str], *, timeout_s: float = _TIMEOUT_S) -
     """A unix socket, at a path of any length."""
     with _socket(socket.AF_UNIX) as sock:
         async with _dialling(os.fspath(path), timeout_s):
-            await _connect_unix(sock, os.fspath(path))
+            await connect_unix(sock, os.fspath(path))
         return _stream(sock)
 
 
@@ -63,7 +63,7 @@ async def firecracker(
     """A guest's vsock port behind Firecracker's unix socket."""
     with _socket(socket.AF_UNIX) as sock:
         async with _dialling(f"{os.fspath(uds_path)} (guest port {port})", timeout_s):
-            await _connect_unix(sock, os.fspath(uds_path))
+            await connect_unix(sock, os.fspath(uds_path))
             await asyncio.get_running_loop().sock_sendall(sock, b"CONNECT %d\n" % port)
             answer = await _read_handshake(sock)
         if not _HANDSHAKE.fullmatch(answer):
@@ -118,7 +118,6 @@ class ProcessStream(Stream):
         self._receiver: Receiver | None = None
         self._pidfd: int | None = None
         self._grace: asyncio.TimerHandle | None = None
-        self._open = True
 
     def start(self, receiver: Receiver) -> None:
         self._loop = asyncio.get_running_loop()
@@ -141,7 +140,7 @@ class ProcessStream(Stream):
 
     def closed(self, error: Exception | None) -> None:
         """The pipes ended; the reason is the process's, so its end is awaited for a moment."""
-        if self._open and self._loop is not None:
+        if self.is_open and self._loop is not None:
             self._pidfd = os.pidfd_open(self._child.pid)
             self._loop.add_reader(self._pidfd, self._on_exit)
             self._grace = self._loop.call_later(_EXIT_GRACE_S, self._on_exit)
@@ -164,9 +163,9 @@ class ProcessStream(Stream):
         self._end(AgentUnreachable(f"{self._name!r}, the way to the agent, {end}{': ' if words else ''}{words}"))
 
     def _end(self, error: Exception | None) -> None:
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         if self._grace is not None:
             self._grace.cancel()
         self._release_fds()
@@ -214,7 +213,7 @@ async def _dialling(where: str, timeout_s: float) -> AsyncIterator[None]:
         raise AgentUnreachable(f"cannot reach the agent at {where}: {error.strerror or error}") from error
 
 
-async def _connect_unix(sock: socket.socket, path: str) -> None:
+async def connect_unix(sock: socket.socket, path: str) -> None:
     with _short_enough(path) as address:
         while True:
             try:
