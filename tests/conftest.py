@@ -14,6 +14,8 @@ from skerry import providers
 from skerry.errors import ProviderUnavailable
 from skerry.spec import SandboxId
 
+pytest_plugins = ["engines.fixtures"]
+
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:

@@ -1,0 +1,31 @@
+"""python -m tests.engines up docker|podman [IMAGE ...]: an engine until SIGTERM or Ctrl-C; its address is printed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from .daemons import running
+from .images import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.engines", description=__doc__)
+    parser.add_argument("what", choices=["up"])
+    parser.add_argument("engine", choices=["docker", "podman"])
+    parser.add_argument("images", nargs="*", help="of busybox, debian, distroless; busybox if none is named")
+    chosen = parser.parse_args()
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.default_int_handler)
+    try:
+        with running(chosen.engine) as daemon:
+            for name in chosen.images or ["busybox"]:
+                load(daemon.address, name)
+            print(daemon.address, flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""One engine of each kind for all tests of a session, started when the first test asks for it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import NoReturn
+
+import pytest
+
+from skerry.config import variable
+
+from .daemons import Daemon, NotStartable, find, running
+from .images import load, make_debian
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What takes a minute the first time is done before any test's time runs."""
+    wanted = {name for item in session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
+    if wanted & {"docker_images", "podman_images"} and not session.config.option.collectonly:
+        with suppress(NotStartable, subprocess.SubprocessError):
+            make_debian()
+
+
+@pytest.fixture(scope="session")
+def docker_daemon() -> Iterator[Daemon]:
+    yield from _started("docker")
+
+
+@pytest.fixture(scope="session")
+def podman_daemon() -> Iterator[Daemon]:
+    yield from _started("podman")
+
+
+@pytest.fixture(scope="session")
+def docker_images(docker_daemon: Daemon) -> dict[str, str]:
+    """The names of the images, by their short names: busybox, debian, distroless."""
+    return _loaded(docker_daemon)
+
+
+@pytest.fixture(scope="session")
+def podman_images(podman_daemon: Daemon) -> dict[str, str]:
+    return _loaded(podman_daemon)
+
+
+@pytest.fixture(scope="session")
+def gvisor() -> str:
+    """The name of the runtime that Docker knows gVisor by; Podman takes no runtime from a request."""
+    if find("runsc") is None:
+        _refuse("gvisor", "no runsc here; scripts/install brings all that the tests need")
+    return "runsc"
+
+
+def _started(name: str) -> Iterator[Daemon]:
+    with ExitStack() as stack:
+        try:
+            daemon = stack.enter_context(running(name))
+        except NotStartable as error:
+            _refuse(name, str(error))
+        yield daemon
+
+
+def _loaded(daemon: Daemon) -> dict[str, str]:
+    try:
+        return {name: load(daemon.address, name) for name in ("busybox", "debian", "distroless")}
+    except (NotStartable, subprocess.SubprocessError) as error:
+        _refuse(daemon.name, str(error))
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    """A lack skips the test, but not where this component is said to be there."""
+    if what in (variable("SKERRY_REQUIRE") or "").split(","):
+        pytest.fail(f"SKERRY_REQUIRE names {what}, and {why}")
+    pytest.skip(why)
