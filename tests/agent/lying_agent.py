@@ -34,7 +34,6 @@ class LyingAgent(Stream):
         self.script = script
         self.messages: list[Message] = []
         self.uploaded = 0
-        self.is_open = True
         self._receiver: Receiver | None = None
         self._missing = 0
 

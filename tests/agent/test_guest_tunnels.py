@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from skerry.errors import NotFound
+from skerry.errors import Conflict, InvalidSpec, NotFound
 from skerry.sandbox import AsyncSandbox
 from skerry.tunnels import AsyncTunnel
 
@@ -144,3 +144,45 @@ async def test_a_closed_tunnel_closes_the_connection_in_the_box(sandbox: AsyncSa
         assert await asyncio.to_thread(peer.recv, 1) == b""
         wait_until(lambda: len(guest.fds()) == before - 1, "the agent let go of it")
         peer.close()
+
+
+async def fetch(address: str) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write_eof()
+    data = await reader.read()
+    writer.close()
+    return data
+
+
+async def test_an_exposed_port_has_one_address_until_the_sandbox_is_closed(sandbox: AsyncSandbox, port: int) -> None:
+    address = await sandbox.expose(port)
+    assert address.startswith("127.0.0.1:")
+    assert await asyncio.gather(*(sandbox.expose(port) for _ in range(5))) == [address] * 5
+    other = await sandbox.expose(1)
+    assert other != address
+    for _ in range(2):
+        assert len(await fetch(address)) == SIZE + 32
+    await sandbox.close()
+    for closed in (address, other):
+        with pytest.raises(ConnectionRefusedError):
+            await fetch(closed)
+    assert len(await fetch(await sandbox.expose(port))) == SIZE + 32
+
+
+async def test_an_exposed_port_is_where_it_was_asked_to_be(sandbox: AsyncSandbox, port: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        local = free.getsockname()[1]
+    assert await sandbox.expose(port, local) == f"127.0.0.1:{local}"
+    assert await sandbox.expose(port) == f"127.0.0.1:{local}"
+    with pytest.raises(Conflict, match=f"at 127.0.0.1:{local} already"):
+        await sandbox.expose(port, local + 1)
+
+
+async def test_a_port_that_cannot_be_had_is_refused(sandbox: AsyncSandbox, port: int) -> None:
+    with pytest.raises(Conflict, match="in use"):
+        await sandbox.expose(80, port)
+    for inside, outside in ((0, 0), (65536, 0), (80, 65536), (80, -1)):
+        with pytest.raises(InvalidSpec, match="port"):
+            await sandbox.expose(inside, outside)

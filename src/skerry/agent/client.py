@@ -186,6 +186,11 @@ class AgentClient:
             assert self._error is not None
             raise self._error from None
 
+    def release(self) -> Stream:
+        """Give the stream away, open, to be greeted again; this client is at its end."""
+        self._fail_all(CallInterrupted("the stream was given away"), close=False)
+        return self._stream
+
     def close(self) -> None:
         self._fail_all(CallInterrupted("the stream was closed on this side"))
 
@@ -274,14 +279,15 @@ class AgentClient:
     def _break(self, why: str) -> None:
         self._fail_all(AgentProtocolError(f"the agent broke the protocol: {why}. Destroy this sandbox"))
 
-    def _fail_all(self, error: SkerryError) -> None:
+    def _fail_all(self, error: SkerryError, *, close: bool = True) -> None:
         if self._error is not None:
             return
         self._error = error
         if self._watchdog is not None:
             self._watchdog.cancel()
         calls, self._calls = self._calls, {}
-        self._stream.close()
+        if close:
+            self._stream.close()
         for call in calls.values():
             call.settle(NOTHING, error)
 

@@ -28,9 +28,12 @@ class Receiver(Protocol):
 class Stream(ABC):
     """An ordered, reliable byte stream to an agent."""
 
+    is_open = True
+    """False once its end was seen."""
+
     @abstractmethod
     def start(self, receiver: Receiver) -> None:
-        """Begin to deliver; called once, from the running loop."""
+        """Begin to deliver, from the running loop; whoever calls it again takes over from the one before."""
 
     @abstractmethod
     def write(self, *parts: Buffer) -> None:
@@ -68,7 +71,6 @@ class FdStream(Stream):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._receiver: Receiver | None = None
         self._drainers: list[asyncio.Future[None]] = []
-        self._open = True
 
     def start(self, receiver: Receiver) -> None:
         self._loop = asyncio.get_running_loop()
@@ -92,7 +94,7 @@ class FdStream(Stream):
             self._receiver.received(view[:count])
 
     def write(self, *parts: Buffer) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         idle = not self._out
         for part in parts:
@@ -102,12 +104,12 @@ class FdStream(Stream):
                 self._buffered += view.nbytes
         if idle and self._loop is not None:
             self._flush()
-            if self._out and self._open:
+            if self._out and self.is_open:
                 self._loop.add_writer(self._write_fd, self._on_writable)
 
     def _on_writable(self) -> None:
         self._flush()
-        if not self._out and self._open and self._loop is not None:
+        if not self._out and self.is_open and self._loop is not None:
             self._loop.remove_writer(self._write_fd)
 
     def _flush(self) -> None:
@@ -129,7 +131,7 @@ class FdStream(Stream):
             self._wake_drainers()
 
     async def drained(self) -> None:
-        if self._open and self._buffered >= HIGH_WATER:
+        if self.is_open and self._buffered >= HIGH_WATER:
             waiter = asyncio.get_running_loop().create_future()
             self._drainers.append(waiter)
             await waiter
@@ -144,9 +146,9 @@ class FdStream(Stream):
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         self._out.clear()
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._read_fd)

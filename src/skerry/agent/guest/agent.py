@@ -21,6 +21,10 @@ VERSION = "0.1.0"
 _MAX_CHANNELS = 64
 _REOPEN_S = 0.05
 _WARM_UP_S = 0.005
+_MAX_GRACE_S = 60
+_LOOK_S = 0.01
+_SIGTERM = 15
+_STOPPED = 143
 
 
 class Agent:
@@ -30,6 +34,7 @@ class Agent:
         self.home = config.get("home") or posix.environ.get(b"HOME", b"/").decode("utf-8", "surrogateescape")
         self.cwd = config.get("cwd") or self.home
         self.env: dict[str, str] = dict(config.get("env") or {})
+        self.exit_code = 0
         self.loop = Loop()
         self._processes: ProcessTable | None = None
         self._token: str | None = config.get("token")
@@ -225,8 +230,30 @@ class Agent:
         call.answer({})
 
     def shutdown(self, call: Call) -> None:
+        """End the box now; or with `grace_s` ask its processes to end first, and tell whoever started us that this was
+        a stop, after which it may be started again."""
+        grace_s = call.params.get("grace_s")
+        if grace_s is not None and (type(grace_s) not in (int, float) or not 0 <= grace_s <= _MAX_GRACE_S):
+            raise Failure("invalid", f"grace_s is a number from 0 to {_MAX_GRACE_S}")
         call.answer({})
-        call.channel.when_sent(self.loop.stop)
+        if grace_s is None:
+            call.channel.when_sent(self.loop.stop)
+        else:
+            call.channel.when_sent(lambda: self._stop_gently(grace_s))
+
+    def _stop_gently(self, grace_s: float) -> None:
+        self.exit_code = _STOPPED
+        end = time.monotonic() + grace_s
+        for process in self.processes.all():
+            process.send_signal(_SIGTERM, True)
+
+        def look() -> None:
+            if time.monotonic() >= end or not self.processes.any_running():
+                self.loop.stop()
+            else:
+                self.loop.later(_LOOK_S, look)
+
+        look()
 
 
 def _listener(where: dict[str, Any]) -> _socket.socket:
@@ -240,6 +267,7 @@ def _listener(where: dict[str, Any]) -> _socket.socket:
         else:
             _unlink(path)
             listener.bind(path)
+            posix.chmod(path, 0o666)  # whoever dials from outside may have another uid
     elif "tcp" in where:
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)

@@ -105,9 +105,9 @@ def resize(agent: Agent, call: Call) -> None:
 
 
 def set_env(agent: Agent, call: Call) -> None:
-    """More for the environment of all that is started from now on."""
+    """More for the environment of all that is started from now on; the answer is all of it."""
     agent.env.update(spawn.env_of(call.params))
-    call.answer({})
+    call.answer({"env": agent.env})
 
 
 def tree(agent: Agent, call: Call) -> None:

@@ -1,4 +1,7 @@
-"""Joins stdin and stdout to the agent's socket (a path, or @NAME in the abstract space) until either side ends."""
+"""Joins stdin and stdout to the agent's socket (a path, or @NAME in the abstract space) until either side ends.
+
+`relay.py SOCKET [WAIT_S]`: an agent that is just starting is waited for that long.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import _thread
 import os
 import select
 import sys
+import time
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
 CHUNK = 1 << 18
@@ -52,14 +56,30 @@ def write_all(fd: int, data: bytes) -> bool:
     return True
 
 
+def connect(address: str, wait_s: float) -> socket:
+    """A socket that is connected, once somebody listens."""
+    end = time.monotonic() + wait_s
+    delay_s = 0.001
+    while True:
+        sock = socket(AF_UNIX, SOCK_STREAM)
+        try:
+            sock.connect("\0" + address[1:] if address.startswith("@") else address)
+            return sock
+        except OSError:
+            sock.close()
+            if time.monotonic() >= end:
+                raise
+        time.sleep(delay_s)
+        delay_s = min(2 * delay_s, 0.02)
+
+
 def main() -> int:
-    if len(sys.argv) != 2:
-        sys.stderr.write("usage: relay.py PATH|@NAME\n")
+    if len(sys.argv) not in (2, 3):
+        sys.stderr.write("usage: relay.py PATH|@NAME [WAIT_S]\n")
         return 2
     address = sys.argv[1]
-    sock = socket(AF_UNIX, SOCK_STREAM)
     try:
-        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+        sock = connect(address, float(sys.argv[2]) if len(sys.argv) > 2 else 0)
     except OSError as error:
         sys.stderr.write(f"cannot reach the agent at {address}: {error.strerror}\n")
         return 1

@@ -1,7 +1,7 @@
-"""`python3 -I -S -B start.py ID [CONFIG_FD]`: where the agent begins.
+"""`python3 -I -S -B start.py ID [CONFIG_FD | CONFIG]`: where the agent begins.
 
-ID only marks the process, so that it can be found again. The configuration is JSON on an inherited descriptor, never
-in argv or the environment: it may hold a token.
+ID only marks the process, so that it can be found again. The configuration is JSON on an inherited descriptor, or in
+argv where an engine starts us and there is none: then nothing in it may be a secret.
 """
 
 import sys
@@ -14,7 +14,9 @@ def main() -> None:
     from skerry_agent import agent, wire  # type: ignore[import-not-found]
 
     config = {}
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 2 and sys.argv[2].startswith("{"):
+        config = wire.loads(sys.argv[2])
+    elif len(sys.argv) > 2:
         with open(int(sys.argv[2]), encoding="utf-8") as file:
             config = wire.loads(file.read())
     if config.get("rlimits"):
@@ -28,6 +30,7 @@ def main() -> None:
     server = agent.Agent(config)
     server.listen(config.get("listen") or {"stdio": True})
     server.run()
+    sys.exit(server.exit_code)
 
 
 main()
