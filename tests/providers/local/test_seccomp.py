@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
-import struct
 
 import pytest
+from escape import bpf
 
+from skerry.providers import syscalls
 from skerry.providers.local import Local, seccomp
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec
@@ -21,26 +23,13 @@ def refused(code: int) -> int:
 
 def judge(machine: str, number: int, *args: int, arch: int | None = None) -> int:
     """What the filter answers, by interpreting it as the kernel does."""
-    data = struct.pack(
-        "=IIQ6Q", number, seccomp.ARCHITECTURES[machine] if arch is None else arch, 0, *args, *[0] * (6 - len(args))
-    )
-    program = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
-    accumulator = position = 0
-    while True:
-        code, if_true, if_false, value = program[position]
-        position += 1
-        if code == 0x20:
-            (accumulator,) = struct.unpack_from("=I", data, value)
-        elif code == 0x06:
-            return value
-        else:
-            holds = {
-                0x15: accumulator == value,
-                0x25: accumulator > value,
-                0x35: accumulator >= value,
-                0x45: bool(accumulator & value),
-            }[code]
-            position += if_true if holds else if_false
+    arch = seccomp.ARCHITECTURES[machine] if arch is None else arch
+    return bpf.judge(program_of(machine), arch, number, *args)
+
+
+@functools.cache
+def program_of(machine: str) -> bpf.Program:
+    return bpf.parse(seccomp.program(machine))
 
 
 MACHINES = pytest.mark.parametrize("machine", list(seccomp.ARCHITECTURES))
@@ -70,7 +59,7 @@ NUMBERS = {
 
 @MACHINES
 def test_the_program_fits_the_kernel_and_every_path_ends_in_an_answer(machine: str) -> None:
-    program = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))
+    program = program_of(machine)
     assert len(program) <= 4096
     assert program[-1] == (0x06, 0, 0, ALLOW)
     for position, (code, if_true, if_false, _) in enumerate(program):
@@ -101,7 +90,7 @@ def test_a_foreign_architecture_is_killed(machine: str) -> None:
 
 @MACHINES
 def test_a_call_younger_than_the_table_does_not_exist(machine: str) -> None:
-    assert {judge(machine, number) for number in range(seccomp.LAST_KNOWN_CALL + 1, 800)} == {refused(errno.ENOSYS)}
+    assert {judge(machine, number) for number in range(syscalls.LAST_KNOWN_CALL + 1, 800)} == {refused(errno.ENOSYS)}
     assert judge(machine, 0xFFFFFFFF) == refused(errno.ENOSYS)
 
 

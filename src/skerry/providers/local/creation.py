@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable
+from skerry.providers import disks
 from skerry.providers.local import cgroup, launch, mounts, processes, profile, scope, skeleton, uids
 from skerry.providers.local.boxes import Box, Meta
 from skerry.providers.local.cgroup import Limits
@@ -210,7 +211,7 @@ class Creation:
         return any(not (mount.target + "/").startswith(writable) for mount in self._spec.mounts)
 
     def _home(self, inherited: launch.Descriptors, meta: Meta) -> list[str]:
-        if self._spec.disk is None or meta.uid is None or mounts.why_no_disk() is not None:
+        if self._spec.disk is None or meta.uid is None or disks.why_none() is not None:
             return profile.home_in_memory(self._sizes.home)
         disk = mounts.attach_disk(self._box, self._spec.disk, meta.uid)
         return profile.bind(inherited.add(disk), skeleton.HOME, read_only=False)

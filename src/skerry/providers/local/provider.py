@@ -15,6 +15,7 @@ from typing import TypeVar
 from skerry.agent import dial
 from skerry.agent.stream import Stream
 from skerry.errors import ConfigError, InvalidSpec, NotFound, ProviderError, Unsupported
+from skerry.providers import disks
 from skerry.providers.base import BoxState, BoxStatus, Enforcement, Isolation, Provider, ProviderConfig
 from skerry.providers.local import cgroup, mounts, processes, profile
 from skerry.providers.local.boxes import Box, Meta, all_boxes
@@ -55,6 +56,7 @@ class LocalConfig(ProviderConfig, frozen=True):
 class Local(Provider):
     name = "local"
     isolation = Isolation.NAMESPACE
+    honours = frozenset({"root"})
     Config = LocalConfig
 
     def __init__(self, config: LocalConfig | None = None) -> None:
@@ -171,8 +173,6 @@ _NETWORKS = {
 
 
 def _refuse_what_is_never_honoured(spec: Spec) -> None:
-    if spec.image is not None:
-        raise Unsupported("image", "local", "it has no images; give a folder with root=, or none for the host's system")
     if spec.network not in _NETWORKS:
         raise Unsupported("network", "local", f"it has no {spec.network} network; there are none and host")
     profile.user_of(spec)
@@ -189,7 +189,7 @@ def _kill(box: Box, meta: Meta | None, groups: list[Path]) -> None:
 def _disk_enforcement(spec: Spec, default: int) -> Enforcement:
     if spec.disk is None:
         return Enforcement(by=f"a tmpfs of {format_size(default)}")
-    if mounts.why_no_disk() is None:
+    if disks.why_none() is None:
         return Enforcement(by="an ext4 image on a loop device")
     return Enforcement(by="a tmpfs of that size, in memory")
 

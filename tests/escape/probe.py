@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 if os.environ.get("SKERRY_PROBE") != "inside" or not os.path.isdir("/.skerry/agent") or os.getppid() != 1:
     sys.exit("refused: this probe attacks the machine that it runs on, and this is not the inside of a box")
@@ -61,7 +61,7 @@ def read(path: str) -> Callable[[], object]:
 
 
 def in_child(action: Callable[[], str]) -> str:
-    """For what changes the process that does it."""
+    """For what changes or ends the process that does it."""
     pid = os.fork()
     if pid == 0:
         os._exit(0 if action() == "got in" else 1)
@@ -89,7 +89,7 @@ def kernel() -> dict[str, str]:
         "A13 sethostname": call(170, b"pwned", 5),
         "A14 fanotify_init": call(300, 0, 0),
         "A14 lookup_dcookie": call(212, 0, None, 0),
-        "A17 x32": call(0x40000000 | 39),
+        "A17 x32": in_child(lambda: call(0x40000000 | 39)),
         "A19 vmsplice": call(278, 0, None, 0, 0),
         "A19 process_vm_readv": call(310, 1, None, 0, None, 0, 0),
         "A19 kcmp": call(312, 1, 1, 0, 0, 0),
@@ -132,7 +132,28 @@ def mounts() -> dict[str, str]:
     return results
 
 
+CGROUP_DOORS = ("release_agent", "notify_on_release", "devices.allow", "cgroup.procs", "memory.limit_in_bytes")
+
+
+def cgroups() -> Iterator[tuple[str, str]]:
+    for folder, _, names in os.walk("/sys/fs/cgroup"):
+        for name in CGROUP_DOORS:
+            if name in names:
+                yield f"B7 write {folder}/{name}", attempt(write(f"{folder}/{name}", "0"))
+
+
+def find(marker: str) -> str:
+    """Whether a file of the host is anywhere below this box's root."""
+    for folder, folders, names in os.walk("/"):
+        if marker in names:
+            return f"got in at {folder}"
+        if folder == "/":
+            folders[:] = [name for name in folders if name not in ("proc", "sys")]
+    return "ENOENT"
+
+
 def files() -> dict[str, str]:
+    path_on_host = sys.argv[2]
     results = {f"C1 mknod {name}": attempt(lambda n=name: os.mknod(n, 0o20666, os.makedev(1, 11)))
                for name in ("/tmp/kmsg", "/home/user/kmsg", "/dev/shm/kmsg")}  # fmt: skip
     for path in ("/x", "/usr/x", "/etc/x", "/dev/x", "/proc/x", "/.skerry/agent/x", "/.skerry/x", "/home/x", "/var/x"):
@@ -141,6 +162,12 @@ def files() -> dict[str, str]:
         results[f"C3 write {path}"] = attempt(write(path))
     for path in ("/etc/shadow", "/root", "/var/run/docker.sock", "/run/skerry", "/sys", "/sys/fs/cgroup", "/var/lib"):
         results[f"C4 read {path}"] = attempt(read(path))
+    results["C4 find a file of the host"] = find(os.path.basename(path_on_host))
+    for process in ("1", "self"):
+        for number in range(64):
+            way = f"/proc/{process}/fd/{number}/../../../../../../../..{path_on_host}"
+            if attempt(read(way)) == "got in":
+                results[f"C7 through descriptor {number} of {process}"] = "got in"
     for number in range(3, 64):
         target = attempt(lambda n=number: os.fstat(n))
         if target == "got in":
@@ -160,7 +187,11 @@ def files() -> dict[str, str]:
         results[f"D read /proc/{path}"] = attempt(read(f"/proc/{path}"))
     for path in ("/sys/class/dmi", "/sys/class/thermal", "/sys/class/powercap", "/sys/firmware"):
         results[f"D6 read {path}"] = attempt(read(path))
-    return results
+    return results | dict(cgroups())
+
+
+COMMON = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+NEARBY = ("169.254.169.254", "10.0.2.2", "172.17.0.1", "::ffff:127.0.0.1", "0.0.0.0")
 
 
 def others() -> dict[str, str]:
@@ -177,6 +208,15 @@ def others() -> dict[str, str]:
         "F6 packet": attempt(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)),
         "F6 raw": attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)),
         "F6 alg": attempt(lambda: socket.socket(socket.AF_ALG)),
+        **{
+            f"F6 family {number}": attempt(lambda n=number: socket.socket(n))
+            for number in range(46)
+            if number not in COMMON
+        },
+        **{
+            f"F3 reach {address}": attempt(lambda a=address: socket.create_connection((a, port), 1))
+            for address in NEARBY
+        },
     }
 
 
