@@ -47,8 +47,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         from skerry import providers
 
         settings = dict(self.providers.get(name, {}))
-        if "state_dir" in providers.provider_class(name).Config.__struct_fields__:
+        known = providers.provider_class(name).Config
+        if "state_dir" in known.__struct_fields__:
             settings.setdefault("state_dir", f"{self.state_dir}/{name}")
+        for field, shared in known.from_environment.items():
+            if value := variable(shared):
+                settings.setdefault(field, value)
         try:
             return providers.load(name, settings)
         except ConfigError as error:

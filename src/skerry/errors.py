@@ -5,6 +5,7 @@ SkerryError
 ├─ ConfigError               the configuration is wrong: fix the file, variable or flag it names
 ├─ Unsupported               this provider cannot do that here: choose another, or drop the field
 ├─ NotFound                  no such sandbox, process or provider: forget it
+│  └─ ImageNotFound          no such image: build, import or pull it
 ├─ WrongState                not possible in the sandbox's state
 ├─ Conflict                  a name, id or idempotency key is taken
 ├─ LimitReached              no room: retry later, or raise the limit
@@ -89,6 +90,10 @@ class Unsupported(SkerryError):
 
 class NotFound(SkerryError):
     code = "not_found"
+
+
+class ImageNotFound(NotFound):
+    code = "image_not_found"
 
 
 class WrongState(SkerryError):

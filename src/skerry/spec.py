@@ -22,10 +22,17 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _ENV_NAME = re.compile(r"[^=\0]+")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}|\d{1,10}(:\d{1,10})?")
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _RESERVED_TARGETS = ("/", "/proc", "/dev", "/sys", "/.skerry")
 _MAX_ENV_BYTES = 128 * 1024
 _MAX_LABELS = 64
 _MAX_OUR_LABELS = 8
+
+
+def _is_reserved(target: str) -> bool:
+    """Whether a path of a box is ours or the kernel's, so that nothing may be mounted there."""
+    target = posixpath.normpath("/" + target.lstrip("/"))
+    return target in _RESERVED_TARGETS or target.startswith(("/proc/", "/dev/", "/sys/", "/.skerry/"))
 
 
 def new_id() -> SandboxId:
@@ -51,6 +58,14 @@ class Network(StrEnum):
     """An address of its own, behind the provider's bridge."""
 
 
+class Cache(StrEnum):
+    NONE = "none"
+    READ = "read"
+    """What the project's caches hold can be used, and nothing put into them: for code that is not trusted."""
+    WRITE = "write"
+    """What is put there is there for every sandbox of the project."""
+
+
 class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A folder or file of the host that the box sees."""
 
@@ -62,8 +77,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for side, path in (("source", self.source), ("target", self.target)):
             if not path.startswith("/") or "\0" in path:
                 raise InvalidSpec(f"mounts: {side} {path!r} must be an absolute path", field="mounts")
-        target = posixpath.normpath("/" + self.target.lstrip("/"))
-        if target in _RESERVED_TARGETS or target.startswith(("/proc/", "/dev/", "/sys/", "/.skerry/")):
+        if _is_reserved(self.target):
             raise InvalidSpec(f"mounts: target {self.target!r} is reserved", field="mounts")
 
     @classmethod
@@ -76,11 +90,36 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return cls(source=os.path.abspath(os.path.expanduser(source)), target=target, read_only=mode == "ro")
 
 
+class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A folder of work that the sandbox begins with, at `~/workspace`."""
+
+    path: str | None = None
+    """A folder of the host."""
+    copy: bool = False
+    """Copy the folder instead of showing it: what the sandbox changes stays in it."""
+    source: str | None = None
+    """Where the work came from: a git URL, or a path. Without a `path` a git source is cloned."""
+    commit: str | None = None
+    """The commit of the source; what was really cloned is written here."""
+
+    def __post_init__(self) -> None:
+        if self.path is None and self.source is None:
+            raise InvalidSpec("workspace: give a path or a source", field="workspace")
+        if self.path is not None and (not self.path.startswith("/") or "\0" in self.path):
+            raise InvalidSpec(f"workspace: {self.path!r} must be an absolute path", field="workspace")
+        for field, value in (("source", self.source), ("commit", self.commit)):
+            if value is not None and (not value or value.startswith("-") or not value.isprintable()):
+                raise InvalidSpec(f"workspace: {field} {value!r} is not one", field="workspace")
+
+
 class SpecOptions(TypedDict, total=False):
     """The keywords of `Spec.of`, `Sandbox(...)` and all that makes a sandbox."""
 
     provider: str
     image: str
+    snapshot: str
+    runtime: str
+    writable_root: bool
     root: str | os.PathLike[str]
     memory: int | str
     cpus: float
@@ -90,6 +129,10 @@ class SpecOptions(TypedDict, total=False):
     cwd: str
     user: str
     mounts: Sequence[Mount | str]
+    workspace: Workspace
+    data: bool
+    cache: Cache | str
+    cache_paths: Mapping[str, str]
     network: Network | str
     lifetime: float | str | None
     idle: float | str | None
@@ -107,7 +150,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     provider: str = "local"
     image: str | None = None
+    snapshot: str | None = None
+    """The name of a snapshot whose files it begins with; the image is then the snapshot's own."""
+    runtime: str | None = None
+    """The OCI runtime that runs it, such as runsc."""
     root: str | None = None
+    writable_root: bool = False
+    """Let the box change the files of its image, and not only its own folders. Nothing bounds how much it writes."""
     memory: int | None = None
     """Bytes of memory for all processes together, without swap."""
     cpus: float | None = None
@@ -118,6 +167,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cwd: str | None = None
     user: str | None = None
     mounts: tuple[Mount, ...] = ()
+    workspace: Workspace | None = None
+    data: bool | None = None
+    """Whether a volume that outlives the box is mounted at /.data."""
+    cache: Cache = Cache.NONE
+    cache_paths: dict[str, str] = {}
+    """Caches of the project's own, beside the well-known ones: a path in the box by name."""
     network: Network = Network.NONE
     lifetime_s: float | None = None
     """Seconds from creation until the sandbox ends by itself; 0 is never."""
@@ -169,6 +224,8 @@ def _to_fields(options: SpecOptions) -> dict[str, Any]:
             fields[f"{duration}_s"] = 0 if value is None else parse_duration(value, duration)
     if isinstance(fields.get("root"), os.PathLike):
         fields["root"] = os.path.abspath(fields["root"])
+    if isinstance(fields.get("workspace"), Workspace):
+        fields["workspace"] = msgspec.to_builtins(fields["workspace"])
     if "mounts" in fields:
         fields["mounts"] = [msgspec.to_builtins(Mount.parse(m) if isinstance(m, str) else m) for m in fields["mounts"]]
     return fields
@@ -193,6 +250,8 @@ def _check_text(spec: Spec) -> None:
         ("project", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
         ("name", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
         ("user", _USER, "a user name, UID or UID:GID"),
+        ("snapshot", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
+        ("runtime", _RUNTIME, "the name of a runtime that the engine knows"),
     ):
         value = getattr(spec, field)
         if value is not None and not pattern.fullmatch(value):
@@ -203,6 +262,11 @@ def _check_text(spec: Spec) -> None:
             raise InvalidSpec(f"{field}: {value!r} must be an absolute path", field=field)
     if spec.image is not None and (not spec.image or spec.image.startswith("-") or not spec.image.isprintable()):
         raise InvalidSpec(f"image: {spec.image!r} is not an image reference", field="image")
+    for name, path in spec.cache_paths.items():
+        if not _NAME.fullmatch(name) or not path.startswith("/") or "\0" in path or _is_reserved(path):
+            raise InvalidSpec(f"cache_paths: {name!r}: {path!r} is not a name and a path of a box", field="cache_paths")
+    if spec.cache_paths and spec.cache is Cache.NONE:
+        raise InvalidSpec("cache_paths: without cache there is none; set cache to read or write", field="cache_paths")
     own = [key for key in spec.labels if not key.startswith("skerry.")]
     if len(own) > _MAX_LABELS or len(spec.labels) - len(own) > _MAX_OUR_LABELS:
         raise InvalidSpec(f"labels: {len(spec.labels)} labels; at most {_MAX_LABELS}", field="labels")

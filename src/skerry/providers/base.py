@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -30,19 +31,24 @@ class Capability(StrEnum):
     SNAPSHOT = "snapshot"
     WATCH = "watch"
     VOLUMES = "volumes"
-    BUILD_IMAGE = "build_image"
+    IMAGES = "images"
     LOGS = "logs"
+    USERS = "users"
 
 
 VERBS: Mapping[Capability, tuple[str, ...]] = {
     Capability.STOP: ("stop", "start"),
     Capability.PAUSE: ("pause", "resume"),
-    Capability.SNAPSHOT: ("snapshot", "restore", "fork"),
+    Capability.SNAPSHOT: ("snapshot", "snapshots", "remove_snapshot"),
     Capability.WATCH: ("watch",),
-    Capability.VOLUMES: ("volumes",),
-    Capability.BUILD_IMAGE: ("build_image",),
+    Capability.VOLUMES: ("volumes", "remove_volume"),
+    Capability.IMAGES: ("images", "build_image", "pull_image", "import_image", "remove_image"),
     Capability.LOGS: ("logs",),
+    Capability.USERS: ("dial_as",),
 }
+
+OPTIONAL_FIELDS = frozenset({"image", "root", "runtime", "writable_root", "data", "cache", "cache_paths", "snapshot"})
+"""Fields of a spec that only some providers honour; the others refuse them."""
 
 
 class Enforcement(msgspec.Struct, frozen=True):
@@ -69,10 +75,89 @@ class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     out_of_memory: bool = False
     """It is dead, and the kernel had to kill something in it for want of memory."""
+    image: str = ""
+    """The id of the image that it was made from."""
+    outdated: bool = False
+    """The name that it asked for means another image by now."""
+
+
+class BoxChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What `watch` tells: how a box is now, or with no status that it is gone."""
+
+    id: SandboxId
+    status: BoxStatus | None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a box as they once were, under a name; `Spec.snapshot` makes a box of it."""
+
+    name: str
+    id: str
+    sandbox: str
+    """The id of the box that it was taken from."""
+    size: int
+    created_at: float
+
+
+class Volume(msgspec.Struct, frozen=True, kw_only=True):
+    """What outlives a box: its data, or a cache of its project."""
+
+    name: str
+    kind: str
+    """`data` or `cache`"""
+    project: str
+    sandbox: str | None = None
+    """The id of the sandbox that it was made for, if it is one's data."""
+    label: str = ""
+    """The sandbox's name, or the cache's."""
+    size: int | None = None
+    """None where the engine does not tell."""
+    in_use: bool = False
+    created_at: float | None = None
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """What boxes are made of; `id` changes with every byte of it."""
+
+    id: str
+    names: tuple[str, ...] = ()
+    size: int = 0
+    created_at: float | None = None
+    digests: tuple[str, ...] = ()
+    """Under which digests a registry has it."""
+    used_by: int = 0
+    """How many boxes of this installation are made of it."""
+
+
+class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """What an image is built from."""
+
+    dockerfile: str
+    """The text of it, not its path."""
+    name: str
+    context: Path | None = None
+    """The folder that COPY takes from; none for a Dockerfile that copies nothing."""
+    args: dict[str, str] = {}
+    target: str | None = None
+    no_cache: bool = False
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far something long has come."""
+
+    message: str
+    done: int | None = None
+    total: int | None = None
+
+
+OnProgress = Callable[[Progress], None]
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A provider's own settings; each provider subclasses it in its own file."""
+
+    from_environment: ClassVar[Mapping[str, str]] = {}
+    """Settings that may also come from variables that other programs share, such as the address of a daemon."""
 
 
 class Provider(ABC):
@@ -85,6 +170,8 @@ class Provider(ABC):
     name: ClassVar[str]
     isolation: ClassVar[Isolation]
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    honours: ClassVar[frozenset[str]] = frozenset()
+    """Which of OPTIONAL_FIELDS it takes."""
     Config: ClassVar[type[ProviderConfig]] = ProviderConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -111,6 +198,10 @@ class Provider(ABC):
         """For each limit: how it would be held for this spec on this host. Raises Unsupported for a field that
         this provider never honours, and changes nothing."""
 
+    async def describe(self) -> Mapping[str, Enforcement]:
+        """For `skerry doctor`: how limits are held for a box that asks for none, and what else to know of this host."""
+        return await self.enforcement(Spec(provider=self.name))
+
     @abstractmethod
     async def create(self, id: SandboxId, spec: Spec) -> None:
         """Make the box; returns once its agent answers, within a deadline of the provider's own."""
@@ -130,3 +221,71 @@ class Provider(ABC):
     async def aclose(self) -> None:
         """Let go of what this object holds; boxes live on."""
         return
+
+
+# The optional verbs. A provider that declares a capability has its verbs as they stand here.
+
+
+class CanStop(Protocol):
+    async def stop(self, id: SandboxId) -> None:
+        """End its processes and keep its files; quiet if it is stopped."""
+
+    async def start(self, id: SandboxId, spec: Spec) -> None:
+        """Start it again; returns once its agent answers. `spec` says the environment and the time it has left."""
+
+
+class CanPause(Protocol):
+    async def pause(self, id: SandboxId) -> None:
+        """Freeze it; quiet if it is frozen."""
+
+    async def resume(self, id: SandboxId) -> None:
+        """Let it go on."""
+
+
+class CanSnapshot(Protocol):
+    async def snapshot(self, id: SandboxId, name: str) -> Snapshot:
+        """Keep its files as they are now. Raises Conflict if the name is taken."""
+
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """All of this installation."""
+
+    async def remove_snapshot(self, name: str) -> None:
+        """Raises NotFound, or Conflict while a box is made of it."""
+
+
+class CanWatch(Protocol):
+    def watch(self) -> AsyncIterator[BoxChange]:
+        """Every box there is, then every change of one, whoever made it. Ends with ProviderUnavailable."""
+
+
+class HasVolumes(Protocol):
+    async def volumes(self, *, sizes: bool = False) -> Sequence[Volume]:
+        """All of this installation; their sizes take longer."""
+
+    async def remove_volume(self, name: str) -> None:
+        """Raises NotFound, or Conflict while a box uses it."""
+
+
+class HasImages(Protocol):
+    async def images(self) -> Sequence[Image]: ...
+
+    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image: ...
+
+    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
+        """Raises ImageNotFound if no registry that is reachable has it."""
+
+    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
+        """From an image archive, an OCI layout (folder or tar), or a root file system (folder or tar)."""
+
+    async def remove_image(self, name: str, *, force: bool = False) -> None:
+        """Raises ImageNotFound, or Conflict while a box is made of it."""
+
+
+class HasLogs(Protocol):
+    def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
+        """What the box itself said, such as its agent's last words."""
+
+
+class HasUsers(Protocol):
+    async def dial_as(self, id: SandboxId, user: str) -> Stream:
+        """A byte stream to an agent that runs as that user and ends with the stream."""

@@ -16,6 +16,7 @@ _TICK_S = 0.01
 
 
 class TestMock(ProviderConformance):
+    simulated = True
     host: Host
 
     @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from skerry.errors import (
     DiskFull,
     LimitReached,
     NotFound,
+    ProviderUnavailable,
     SkerryError,
     Unsupported,
 )
@@ -114,20 +115,31 @@ class TestVerbs:
         assert await async_sandbox.files.read("kept") == b"x"
         assert await async_sandbox.processes.list() == []
 
-    async def test_a_snapshot_is_restored_and_forked(self, mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
-        await async_sandbox.files.write("f", "before")
-        assert await mock_provider.snapshot(async_sandbox.id, "one") == "one"
-        await async_sandbox.files.write("f", "after")
-        copy = new_id()
-        await mock_provider.fork(async_sandbox.id, copy, "one")
-        twin = await AsyncSandbox.open(copy, mock_provider)
-        assert await twin.files.read("f") == b"before"
-        await twin.destroy()
-        assert await async_sandbox.files.read("f") == b"after"
-        await mock_provider.restore(async_sandbox.id, "one")
-        assert await async_sandbox.files.read("f") == b"before"
-        with pytest.raises(NotFound):
-            await mock_provider.restore(async_sandbox.id, "two")
+    async def test_a_box_is_outdated_when_the_name_of_its_image_means_another(self, mock_provider: Mock) -> None:
+        async with AsyncSandbox(provider="mock", provider_object=mock_provider, image="app") as sandbox:
+            status = (await mock_provider.discover())[sandbox.id]
+            assert not status.outdated
+            mock_provider.host.images["app"] = "another id"
+            now = (await mock_provider.discover())[sandbox.id]
+            assert (now.outdated, now.image) == (True, status.image)
+            async with AsyncSandbox(provider="mock", provider_object=mock_provider, image="app") as newer:
+                assert (await mock_provider.discover())[newer.id].image == "another id"
+
+    async def test_a_watch_that_is_ended_says_that_the_provider_is_away(self, mock_provider: Mock) -> None:
+        watch = mock_provider.watch()
+        id = new_id()
+        await mock_provider.create(id, SPEC)
+        seen = asyncio.ensure_future(anext(watch))
+        assert (await seen).id == id
+        mock_provider.faults.end_watch()
+
+        async def watch_on() -> None:
+            async for _ in watch:
+                pass
+
+        with pytest.raises(ProviderUnavailable):
+            await watch_on()
+        assert mock_provider.host.watchers == set()
 
     async def test_shutdown_ends_the_box(self, mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
         await async_sandbox.call("shutdown")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from skerry import caches
 from skerry.agent.guest.channel import LOOKING, Failure
 from skerry.agent.guest.languages import ALIASES, LANGUAGES
 from skerry.agent.guest.spawn import env_of
@@ -35,7 +36,8 @@ class Agent:
         self.uid = uid_of(spec.user)
         self.home = HOME
         self.cwd = spec.cwd or HOME
-        self.env = {"PATH": "/usr/bin:/bin", "HOME": HOME, "USER": "user", "LANG": "C.UTF-8", **spec.env}
+        self.env = {"PATH": "/usr/bin:/bin", "HOME": HOME, "USER": "user", "LANG": "C.UTF-8"}
+        self.env |= {**caches.environment(spec), **spec.env}
         self.channels: set[Channel] = set()
         self.jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
@@ -266,7 +268,7 @@ class Agent:
 
     async def _set_env(self, call: Call) -> dict[str, Any]:
         self.env.update(env_of(call.params))
-        return {}
+        return {"env": self.env}
 
     async def _change_lifetime(self, call: Call) -> dict[str, Any]:
         for name in ("lifetime_s", "idle_s"):

@@ -56,6 +56,7 @@ class Faults:
         """The box is gone, as if another had removed it."""
         self._host.box(id).do(Box.halt)
         del self._host.boxes[id]
+        self._host.tell(id)
 
     def dead_box(self, id: SandboxId) -> None:
         """Everything in the box died; what is left of it can be found."""
@@ -64,6 +65,11 @@ class Faults:
     def drop_stream(self, id: SandboxId) -> None:
         """Every stream to the box breaks once; it can be dialled again."""
         self._host.box(id).do(_drop_streams)
+
+    def end_watch(self) -> None:
+        """Whoever watches the host hears no more of it, and has to begin again."""
+        for watcher in self._host.watchers:
+            watcher.put_nowait(None)
 
     def _on_create(self, fault: Callable[[Box], None], times: int) -> None:
         self._host.next_creates += [fault] * times

@@ -66,6 +66,8 @@ class FileSystem:
         self.capacity = capacity or _DEFAULT_CAPACITY
         self.used = 0
         self.watchers: set[Change] = set()
+        self.read_only: set[bytes] = set()
+        """Where folders are mounted that nothing may be written to."""
         self.root = Node(stat.S_IFDIR | 0o755, 0, 0, now())
 
     def find(self, path: bytes, uid: int = 0, *, follow: bool = True) -> Node:
@@ -140,8 +142,23 @@ class FileSystem:
         parent, name = self._walk(path, uid, follow)
         if not name:
             raise error(errno.EBUSY if parent is self.root else errno.EEXIST, path)
+        self._refuse_read_only(path)
         self.demand(parent, "w", uid, path)
         return parent, name, parent.children.get(name)
+
+    def _refuse_read_only(self, path: bytes) -> None:
+        for place in self.read_only:
+            if (self.real(path) + b"/").startswith(place + b"/"):
+                raise error(errno.EROFS, path)
+
+    def mount(self, path: bytes, folder: Node, *, read_only: bool = False) -> None:
+        """Show a folder that others may see too."""
+        parent = posixpath.dirname(path)
+        if not self.exists(parent):
+            self.make_dir(parent, parents=True)
+        self.find(parent).children[posixpath.basename(path)] = folder
+        if read_only:
+            self.read_only.add(path)
 
     def _charge(self, count: int, path: bytes) -> None:
         if count > 0 and self.used + count > self.capacity:
@@ -178,6 +195,8 @@ class FileSystem:
         prefix = [b"/" + b"/".join(names[:count]) for count in range(len(names) + 1)]
         known = bisect.bisect(range(1, len(prefix)), 0, key=lambda count: not self.exists(prefix[count]))
         folder = self.find(prefix[known], uid)
+        if known < len(names):
+            self._refuse_read_only(prefix[known])
         for here in prefix[known + 1 :]:
             if not folder.is_dir:
                 break
@@ -214,6 +233,8 @@ class FileSystem:
         if node.is_dir:
             raise error(errno.EISDIR, path)
         self.demand(node, access, uid, path)
+        if access == "w":
+            self._refuse_read_only(path)
         return node
 
     def write(self, node: Node, offset: int, data: bytes, path: bytes) -> None:
@@ -269,7 +290,7 @@ class FileSystem:
             raise error(errno.ENOTEMPTY, path)
         del parent.children[name]
         parent.mtime = self._now()
-        for _, gone in [(b"", node), *_below(node, path)]:
+        for _, gone in [(b"", node), *below(node, path)]:
             gone.links -= 1
             if not gone.links:
                 self.used -= _NODE_BYTES + len(gone.data)
@@ -281,7 +302,7 @@ class FileSystem:
         if not node.is_dir:
             raise error(errno.ENOTDIR, path)
         self.demand(node, "r", uid, path)
-        return _below(node, path, depth)
+        return below(node, path, depth)
 
     def chmod(self, path: bytes, mode: int, uid: int = 0) -> None:
         node = self._own(path, uid)
@@ -299,6 +320,7 @@ class FileSystem:
         node = self.find(path, uid)
         if uid not in (0, node.uid):
             raise error(errno.EPERM, path)
+        self._refuse_read_only(path)
         return node
 
     def copy(self) -> FileSystem:
@@ -316,7 +338,7 @@ class FileSystem:
         return twin
 
 
-def _below(node: Node, path: bytes, depth: int | None = None) -> Iterator[tuple[bytes, Node]]:
+def below(node: Node, path: bytes, depth: int | None = None) -> Iterator[tuple[bytes, Node]]:
     folders = deque([(path, node, 1)])
     while folders:
         here, folder, level = folders.popleft()

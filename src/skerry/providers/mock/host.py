@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from skerry.errors import AgentUnreachable, NotFound, WrongState
-from skerry.providers.base import BoxState
+from skerry.providers.base import BoxChange, BoxState, BoxStatus, Snapshot
 from skerry.providers.mock import file_programs, programs, text_programs
 from skerry.providers.mock.agent import HOME, Agent, uid_of
 from skerry.providers.mock.clock import Clock
@@ -15,6 +15,7 @@ from skerry.providers.mock.filesystem import FileSystem
 from skerry.providers.mock.handles import DEVICES
 from skerry.providers.mock.kernel import PROGRAM_MARK, Machine, Program
 from skerry.providers.mock.stream import MemoryStream
+from skerry.providers.mock.volumes import Volumes
 from skerry.spec import SandboxId, Spec
 
 
@@ -26,14 +27,37 @@ class Box:
         self.id = id
         self.spec = spec
         self.files = files or new_files(host, spec)
+        host.volumes.mount(self.files, id, spec, uid_of(spec.user), host.clock.now)
         self.created_at = host.clock.now
-        self.state = BoxState.DEAD
+        self.image = host.image_id(spec)
+        self.log = bytearray()
+        """What the box itself said."""
+        self._state = BoxState.DEAD
         self.machine: Machine | None = None
         self.agent: Agent | None = None
         self.hangs = False
         self.garbage = False
         self.boot_s = 0.0
         self.loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def state(self) -> BoxState:
+        return self._state
+
+    @state.setter
+    def state(self, state: BoxState) -> None:
+        self._state = state
+        self.log += f"mock: {state}\n".encode()
+        self.host.tell(self.id)
+
+    def status(self) -> BoxStatus:
+        return BoxStatus(
+            state=self.state,
+            created_at=self.created_at,
+            labels=dict(self.spec.labels),
+            image=self.image,
+            outdated=self.image != self.host.image_id(self.spec),
+        )
 
     def boot(self) -> None:
         host, spec = self.host, self.spec
@@ -116,9 +140,24 @@ class Host:
         self.clock = clock or Clock()
         self.boxes: dict[SandboxId, Box] = {}
         self.programs: dict[str, Program] = {**programs.program, **file_programs.program, **text_programs.program}
-        self.snapshots: dict[tuple[SandboxId, str], tuple[Spec, FileSystem]] = {}
+        self.snapshots: dict[str, tuple[Snapshot, FileSystem]] = {}
+        self.volumes = Volumes()
+        self.images: dict[str, str] = {}
+        """The id that the name of an image means by now, if it is another than at first: a test moves it."""
+        self.watchers: set[asyncio.Queue[BoxChange | None]] = set()
+        """Told of every change of a box; None is the end of the provider's answers."""
         self.next_creates: list[Callable[[Box], None]] = []
         """Faults, one for each create to come."""
+
+    def image_id(self, spec: Spec) -> str:
+        name = spec.snapshot or spec.image or "none"
+        return self.images.get(name, f"{name}:1")
+
+    def tell(self, id: SandboxId) -> None:
+        """Tell all who watch how a box is now."""
+        box = self.boxes.get(id)
+        for watcher in self.watchers:
+            watcher.put_nowait(BoxChange(id=id, status=box.status() if box is not None else None))
 
     def box(self, id: SandboxId) -> Box:
         if id not in self.boxes:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from skerry.agent.guest.channel import Failure
 from skerry.agent.guest.languages import ALIASES, LANGUAGES
 from skerry.agent.stream import Stream
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported, WrongState
-from skerry.providers.base import BoxState, BoxStatus, Capability, Enforcement, Isolation, Provider, ProviderConfig
+from skerry.errors import (
+    Conflict,
+    CreateFailed,
+    InvalidSpec,
+    NotFound,
+    ProviderUnavailable,
+    Unsupported,
+    WrongState,
+)
+from skerry.providers.base import (
+    OPTIONAL_FIELDS,
+    BoxChange,
+    BoxState,
+    BoxStatus,
+    Capability,
+    Enforcement,
+    Isolation,
+    Provider,
+    ProviderConfig,
+    Snapshot,
+    Volume,
+)
 from skerry.providers.mock.agent import uid_of
 from skerry.providers.mock.clock import Clock
 from skerry.providers.mock.faults import Faults
@@ -48,13 +69,24 @@ class Mock(Provider):
 
     What is not defined is not there: `python3` without a program or a reply gives 127, as in a box without Python.
     There is no isolation, since only your own functions run. All images are the same; memory is what programs say
-    that they use (`ctx.use_memory`); disk and pids are counted and held. Each `Mock()` has a host of its own; those
-    that are loaded by name share one, so that a sandbox is found again by its id within the same program.
+    that they use (`ctx.use_memory`); disk and pids are counted and held; volumes are folders that several boxes see;
+    `host.images["name"] = "another id"` makes the boxes of an image outdated. Each `Mock()` has a host of its own;
+    those that are loaded by name share one, so that a sandbox is found again by its id within the same program.
     """
 
     name = "mock"
     isolation = Isolation.NONE
-    capabilities = frozenset({Capability.STOP, Capability.PAUSE, Capability.SNAPSHOT})
+    capabilities = frozenset(
+        {
+            Capability.STOP,
+            Capability.PAUSE,
+            Capability.SNAPSHOT,
+            Capability.WATCH,
+            Capability.VOLUMES,
+            Capability.LOGS,
+        }
+    )
+    honours = OPTIONAL_FIELDS - {"root"}  # its files are in memory, and the host's are out of reach
 
     def __init__(
         self, config: ProviderConfig | None = None, *, host: Host | None = None, clock: Clock | None = None
@@ -112,8 +144,6 @@ class Mock(Provider):
     async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
         if spec.mounts:
             raise Unsupported("mounts", self.name, "its files are in memory and the host's are out of reach")
-        if spec.root is not None:
-            raise Unsupported("root", self.name, "its files are in memory and the host's are out of reach")
         if spec.network is Network.BRIDGE:
             raise Unsupported("network", self.name, "there is no network to join; use none or host")
         try:
@@ -125,8 +155,10 @@ class Mock(Provider):
     async def create(self, id: SandboxId, spec: Spec) -> None:
         if id in self.host.boxes:
             raise Conflict(f"the mock host has a box {id} already")
-        box = Box(self.host, id, spec)
+        files = None if spec.snapshot is None else self._files_of(spec.snapshot).copy()
+        box = Box(self.host, id, spec, files)
         self.host.boxes[id] = box
+        self.host.tell(id)
         if self.host.next_creates:
             self.host.next_creates.pop(0)(box)
         if box.boot_s:
@@ -140,16 +172,13 @@ class Mock(Provider):
 
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
         box = self.host.boxes.pop(id, None)
-        for key in [key for key in self.host.snapshots if key[0] == id]:
-            del self.host.snapshots[key]
         if box is not None:
             await box.stop(BoxState.DEAD)
+        if volumes:
+            self.host.volumes.remove_of(id)
 
     async def discover(self) -> Mapping[SandboxId, BoxStatus]:
-        return {
-            id: BoxStatus(state=box.state, created_at=box.created_at, labels=dict(box.spec.labels))
-            for id, box in self.host.boxes.items()
-        }
+        return {id: box.status() for id, box in self.host.boxes.items()}
 
     async def dial(self, id: SandboxId) -> Stream:
         return self.host.box(id).dial()
@@ -161,40 +190,76 @@ class Mock(Provider):
     async def resume(self, id: SandboxId) -> None:
         self.host.box(id).resume()
 
-    async def stop(self, id: SandboxId, timeout_s: float = 10) -> None:
+    async def stop(self, id: SandboxId) -> None:
         """End every process; the files stay."""
         await self.host.box(id).stop()
 
-    async def start(self, id: SandboxId) -> None:
+    async def start(self, id: SandboxId, spec: Spec | None = None) -> None:
+        """Without a spec, as by somebody's hand: it has what it was made with."""
         box = self.host.box(id)
         if box.state is BoxState.PAUSED:
             raise WrongState(f"box {id} is paused: resume it")
         if box.state is not BoxState.RUNNING:
+            box.spec = spec or box.spec
             box.boot()
 
-    async def snapshot(self, id: SandboxId, name: str) -> str:
-        """Keep the box's files as they are now. Processes are not part of it."""
+    async def snapshot(self, id: SandboxId, name: str) -> Snapshot:
+        """Keep the box's files as they are now. Processes and volumes are not part of it."""
         box = self.host.box(id)
-        self.host.snapshots[id, name] = (box.spec, box.files.copy())
-        return name
+        if name in self.host.snapshots:
+            raise Conflict(f"the mock host has a snapshot {name!r} already")
+        files = box.files.copy()
+        snapshot = Snapshot(name=name, id=f"{name}:1", sandbox=id, size=files.used, created_at=self.clock.now)
+        self.host.snapshots[name] = (snapshot, files)
+        return snapshot
 
-    async def restore(self, id: SandboxId, name: str) -> None:
-        """Put the files of a snapshot back, and boot anew from them; open streams end."""
+    async def snapshots(self) -> Sequence[Snapshot]:
+        return [snapshot for snapshot, _ in self.host.snapshots.values()]
+
+    async def remove_snapshot(self, name: str) -> None:
+        self._files_of(name)
+        if any(box.spec.snapshot == name for box in self.host.boxes.values()):
+            raise Conflict(f"the snapshot {name!r} is used by a box")
+        del self.host.snapshots[name]
+
+    def _files_of(self, snapshot: str) -> FileSystem:
+        if snapshot not in self.host.snapshots:
+            raise NotFound(f"the mock host has no snapshot {snapshot!r}")
+        return self.host.snapshots[snapshot][1]
+
+    async def watch(self) -> AsyncIterator[BoxChange]:
+        changes: asyncio.Queue[BoxChange | None] = asyncio.Queue()
+        for id, box in self.host.boxes.items():
+            changes.put_nowait(BoxChange(id=id, status=box.status()))
+        self.host.watchers.add(changes)
+        try:
+            while (change := await changes.get()) is not None:
+                yield change
+        finally:
+            self.host.watchers.discard(changes)
+        raise ProviderUnavailable(self.name, "the mock was told to end the watch", fix="watch again")
+
+    async def volumes(self, *, sizes: bool = False) -> Sequence[Volume]:
+        return self.host.volumes.all(*self._users(), sizes=sizes)
+
+    async def remove_volume(self, name: str) -> None:
+        self.host.volumes.remove(name, *self._users())
+
+    def _users(self) -> tuple[list[Spec], list[SandboxId]]:
+        return [box.spec for box in self.host.boxes.values()], list(self.host.boxes)
+
+    async def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
         box = self.host.box(id)
-        _, files = self._snapshot(id, name)
-        await box.stop()
-        box.files = files.copy()
-        box.boot()
-
-    async def fork(self, id: SandboxId, new_id: SandboxId, name: str) -> None:
-        """A new box from a snapshot of another."""
-        if new_id in self.host.boxes:
-            raise Conflict(f"the mock host has a box {new_id} already")
-        spec, files = self._snapshot(id, name)
-        box = self.host.boxes[new_id] = Box(self.host, new_id, spec, files.copy())
-        box.boot()
-
-    def _snapshot(self, id: SandboxId, name: str) -> tuple[Spec, FileSystem]:
-        if (id, name) not in self.host.snapshots:
-            raise NotFound(f"box {id} has no snapshot {name!r}")
-        return self.host.snapshots[id, name]
+        lines = bytes(box.log).splitlines(keepends=True)
+        yield b"".join(lines if tail is None else lines[len(lines) - min(tail, len(lines)) :])
+        told = len(box.log)
+        changes: asyncio.Queue[BoxChange | None] = asyncio.Queue()
+        self.host.watchers.add(changes)
+        try:
+            while follow and box.state in (BoxState.RUNNING, BoxState.PAUSED):
+                await changes.get()
+                if len(box.log) > told:
+                    yield bytes(box.log[told:])
+                    told = len(box.log)
+        finally:
+            self.host.watchers.discard(changes)

@@ -16,7 +16,6 @@ class MemoryStream(Stream):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: list[bytes] = []
         self._inbox_size = 0
-        self._open = True
         self._ended: tuple[Exception | None] | None = None
         self._scheduled = False
         self._drainers: list[asyncio.Future[None]] = []
@@ -34,7 +33,7 @@ class MemoryStream(Stream):
 
     def write(self, *parts: Buffer) -> None:
         peer = self._peer
-        if not self._open or peer is None or not peer._open:
+        if not self.is_open or peer is None or not peer.is_open:
             return
         data = b"".join(bytes(part) for part in parts)
         peer._inbox.append(data)
@@ -44,7 +43,7 @@ class MemoryStream(Stream):
 
     async def drained(self) -> None:
         peer = self._peer
-        if self._open and peer is not None and peer._open and peer._inbox_size >= HIGH_WATER:
+        if self.is_open and peer is not None and peer.is_open and peer._inbox_size >= HIGH_WATER:
             waiter = asyncio.get_running_loop().create_future()
             peer._drainers.append(waiter)
             await waiter
@@ -54,9 +53,9 @@ class MemoryStream(Stream):
 
     def end(self, error: Exception | None) -> None:
         """Close both ends now; the other side gets what was sent before, and then sees `error`."""
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         self._inbox.clear()
         self._wake_drainers()
         if self._peer is not None and self._peer._ended is None:
@@ -77,9 +76,9 @@ class MemoryStream(Stream):
         chunks, self._inbox, self._inbox_size = self._inbox, [], 0
         self._wake_drainers()
         for chunk in chunks:
-            if self._open and self._receiver is not None:
+            if self.is_open and self._receiver is not None:
                 self._receiver.received(memoryview(chunk))
-        if self._open and self._ended is not None:
+        if self.is_open and self._ended is not None:
             self.end(self._ended[0])
 
     def _wake_drainers(self) -> None:
