@@ -27,11 +27,12 @@ LONG_FILES = {
 MAX_LINES = 400
 
 PUBLIC = {
-    "AgentError", "AgentUnreachable", "AsyncSandbox", "AsyncSandboxManager", "AsyncSandboxPool", "CallTimeout",
-    "Cause", "ConfigError", "CreateFailed", "ExecResult", "FileError", "FileEvent", "FileInfo", "FileType", "Filter",
-    "InterpreterNotFound", "InvalidSpec", "LimitReached", "Metrics", "Mount", "Network", "NotFound", "PathNotFound",
-    "ProcessInfo", "ProviderError", "ProviderUnavailable", "Record", "Sandbox", "SandboxId", "SandboxManager",
-    "SandboxPool", "SkerryError", "Spec", "State", "Unsupported", "WrongState", "__version__",
+    "AgentError", "AgentUnreachable", "AsyncSandbox", "AsyncSandboxManager", "AsyncSandboxPool", "Cache",
+    "CallTimeout", "Cause", "ConfigError", "CreateFailed", "ExecResult", "FileError", "FileEvent", "FileInfo",
+    "FileType", "Filter", "InterpreterNotFound", "InvalidSpec", "LimitReached", "Metrics", "Mount", "Network",
+    "NotFound", "PathNotFound", "ProcessInfo", "ProviderError", "ProviderUnavailable", "Record", "Sandbox",
+    "SandboxId", "SandboxManager", "SandboxPool", "SkerryError", "Spec", "State", "Unsupported", "Workspace",
+    "WrongState", "__version__",
 }  # fmt: skip
 """A change here is a change of the public interface: it belongs into CHANGELOG.md."""
 

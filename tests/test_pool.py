@@ -127,8 +127,9 @@ def test_plans_that_are_carried_out_fill_the_pool_and_then_rest(state: PoolState
 
 def test_specs_share_a_key_if_they_differ_only_in_what_is_bound_at_hand_out() -> None:
     plain = Spec.of(memory="512M")
-    bound = plain.but(name="a", env={"A": "b"}, labels={"c": "d"}, project="p", lifetime="1h", idle=5, language="node")
+    bound = plain.but(name="a", env={"A": "b"}, labels={"c": "d"}, lifetime="1h", idle=5, language="node")
     assert warm.key_of(plain) == warm.key_of(bound)
+    assert warm.key_of(plain) != warm.key_of(plain.but(project="p"))
     for other in (plain.but(memory="1G"), plain.but(provider="mock"), plain.but(network="host"), plain.but(user="1")):
         assert warm.key_of(plain) != warm.key_of(other)
 
@@ -417,7 +418,9 @@ async def test_another_manager_claims_the_oldest_and_the_pool_makes_another(
     async with AsyncSandboxPool(manager, size=2, max_boots=1) as pool:
         first, second = await warm_ids(manager, pool)
         async with open_manager(mock) as other:
-            claimed = await warm.claim(other, Spec.of(provider="mock", name="mine", env={"A": "1"}, lifetime=60))
+            mine = Spec.of(provider="mock", name="mine", env={"A": "1"}, lifetime=60)
+            assert await warm.claim(other, mine) is None  # its data is found by its name, and a warm one has none
+            claimed = await warm.claim(other, mine.but(data=False))
             assert claimed is not None
             assert claimed.id == first
             record = await other.record("mine")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.pool import AsyncSandboxPool
     from skerry.records import Cause, Filter, Record
     from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
-    from skerry.spec import Mount, Network, SandboxId, Spec
+    from skerry.spec import Cache, Mount, Network, SandboxId, Spec, Workspace
     from skerry.sync import Sandbox, SandboxManager, SandboxPool
 
 _HOME = {
@@ -50,7 +50,7 @@ _HOME = {
     "skerry.manager": ["AsyncSandboxManager"],
     "skerry.pool": ["AsyncSandboxPool"],
     "skerry.records": ["Cause", "Filter", "Record"],
-    "skerry.spec": ["Mount", "Network", "SandboxId", "Spec"],
+    "skerry.spec": ["Cache", "Mount", "Network", "SandboxId", "Spec", "Workspace"],
     "skerry.sync": ["Sandbox", "SandboxManager", "SandboxPool"],
 }  # fmt: skip
 
@@ -60,6 +60,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSandboxManager",
     "AsyncSandboxPool",
+    "Cache",
     "CallTimeout",
     "Cause",
     "ConfigError",
@@ -90,6 +91,7 @@ __all__ = [
     "Spec",
     "State",
     "Unsupported",
+    "Workspace",
     "WrongState",
     "__version__",
 ]

@@ -6,6 +6,8 @@ import asyncio
 from typing import Self, Unpack
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from skerry import sandbox
 from skerry.errors import WrongState
 from skerry.lifecycle import State
@@ -104,6 +106,7 @@ class AsyncSandbox(sandbox.AsyncSandbox):
             await _of_this_loop().give_back()
             raise
         self._provider, self.enforced, self._state = made._provider, made.enforced, made.state
+        self.spec = msgspec.structs.replace(self.spec, workspace=made.spec.workspace)
         self._manager = manager
 
     async def destroy(self, *, volumes: bool = False) -> None:

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from skerry.errors import Conflict
-from skerry.lifecycle import State
-from skerry.providers.base import Provider
-from skerry.records import Cause, Record
+from skerry.errors import Conflict, NotFound
+from skerry.lifecycle import State, able
+from skerry.providers.base import CanSnapshot, Capability, Provider
+from skerry.records import Cause, Record, temporary_snapshot
 from skerry.store import Store
 
 _TRIES = 20
 
 
-async def doom(store: Store, record: Record, cause: Cause) -> Record:
+async def doom(store: Store, record: Record, cause: Cause, *, volumes: bool = False) -> Record:
     """Intent before effect: whoever dies from here on, the next reconcile goes on with it."""
+    volumes = volumes or takes_volumes(record, cause)
     for _ in range(_TRIES):
-        if record.doomed or not record.is_live:
+        if not record.is_live or (record.doomed and (record.volumes or not volumes)):
             return record
         try:
-            return await store.change(record, doomed=True, cause=cause, kind="doomed")
+            kept = record.cause if record.doomed else cause
+            return await store.change(record, doomed=True, volumes=volumes or None, cause=kept, kind="doomed")
         except Conflict:
             record = await store.get(record.id)
     raise Conflict(f"sandbox {record.id} is changed all the time by others; try again")
 
 
-async def finish(store: Store, provider: Callable[[str], Provider], record: Record, *, volumes: bool = False) -> None:
-    """Remove the box and say so. Another program may do the same: whoever is later finds it done."""
-    await provider(record.spec.provider).destroy(record.id, volumes=volumes)
+def takes_volumes(record: Record, cause: Cause | None) -> bool:
+    """Whether nobody could find its volumes again: it has no name, and nobody was given it, or only for a while."""
+    return record.name is None and (record.ephemeral or cause is Cause.CREATION_FAILED)
+
+
+async def finish(store: Store, provider: Callable[[str], Provider], record: Record) -> None:
+    """Remove the box, and its volumes if that was decided, and say so. Another program may do the same: whoever is
+    later finds it done."""
+    host = provider(record.spec.provider)
+    removed: bool | None = None
     for _ in range(_TRIES):
+        if removed is None or (record.volumes and not removed):
+            removed = record.volumes
+            await host.destroy(record.id, volumes=removed)
+            await _remove_temporary(host, record)
         if not record.is_live:
             return
         try:
@@ -37,3 +51,11 @@ async def finish(store: Store, provider: Callable[[str], Provider], record: Reco
         except Conflict:
             record = await store.get(record.id)
     raise Conflict(f"sandbox {record.id} is changed all the time by others; try again")
+
+
+async def _remove_temporary(host: Provider, record: Record) -> None:
+    """What a fork was made from can be in use for as long as the fork is there."""
+    if record.spec.snapshot == temporary_snapshot(record.id):
+        snapshots: CanSnapshot = able(host, Capability.SNAPSHOT)
+        with suppress(NotFound, Conflict):
+            await snapshots.remove_snapshot(record.spec.snapshot)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from skerry import ending, lifecycle, owners
+from skerry import ending, lifecycle, owners, workspace
 from skerry.config import Config
 from skerry.errors import SkerryError, WrongState
 from skerry.lifecycle import State
 from skerry.providers.base import Provider
 from skerry.reconcile import INSTANCE_LABEL
 from skerry.records import Cause, Record
-from skerry.spec import SandboxId, Spec
+from skerry.spec import SandboxId, Spec, Workspace
 from skerry.store import Store
 
 _SLOT_WAIT_S = (0.005, 0.1)
@@ -27,31 +28,52 @@ class Maker:
         self._config = config
 
     async def make(
-        self, id: SandboxId, spec: Spec, provider: Provider, *, ephemeral: bool, key: str | None
+        self,
+        id: SandboxId,
+        spec: Spec,
+        provider: Provider,
+        *,
+        ephemeral: bool = False,
+        key: str | None = None,
+        take_files: Callable[[], Awaitable[object]] | None = None,
     ) -> tuple[Record, bool]:
-        """A sandbox that is ready, and True; or the one that was asked for by this key before, and False."""
-        enforced = await lifecycle.admit(provider, spec)
+        """A sandbox that is ready, and True; or the one that was asked for by this key before, and False.
+
+        `take_files` makes the snapshot that it begins with, once the registry knows of it; its work is in there.
+        """
+        enforced = await lifecycle.admit(provider, workspace.for_box(spec))
         owners.making.add(id)
         try:
             record, is_new = await self._reserve(id, spec, ephemeral, key)
             if is_new:
-                record = await self._boot(record, spec, provider, msgspec.to_builtins(dict(enforced)))
+                told = msgspec.to_builtins(dict(enforced))
+                record = await self._boot(record, spec, provider, told, take_files)
         finally:
             owners.making.discard(id)
-        if not is_new and record.state is State.CREATING and owners.is_abandoned(record):
+        if not is_new and record.state is State.CREATING and not record.remaker and owners.is_abandoned(record):
             await self._give_up(record, WrongState("it was begun while the registry was out of reach"))
         return record, is_new
 
-    async def _boot(self, record: Record, spec: Spec, provider: Provider, enforced: dict[str, Any]) -> Record:
-        labels = {**spec.labels, INSTANCE_LABEL: self._store.instance}
+    async def _boot(
+        self,
+        record: Record,
+        spec: Spec,
+        provider: Provider,
+        enforced: dict[str, Any],
+        take_files: Callable[[], Awaitable[object]] | None,
+    ) -> Record:
+        boxed = self.spec_of_box(record, spec, provider)
         try:
-            await self._wait_for_slot(record)
-            await lifecycle.create_or_nothing(provider, record.id, msgspec.structs.replace(spec, labels=labels))
+            async with workspace.opened(boxed if take_files is None else workspace.for_box(boxed)) as work:
+                await self.wait_for_slot(record)
+                if take_files is not None:
+                    await take_files()
+                await work.make_box(provider, record.id)
         except BaseException as error:
             await lifecycle.run_to_end(self._give_up(record, error))
             raise
         try:
-            return await lifecycle.run_to_end(self._welcome(record, provider, enforced))
+            return await lifecycle.run_to_end(self._welcome(record, provider, enforced, work.spec.workspace))
         except asyncio.CancelledError:  # it is ready, and nobody waits for it any more
             await lifecycle.run_to_end(self._take_back(record, provider))
             raise
@@ -77,7 +99,13 @@ class Maker:
                 await lifecycle.run_to_end(self._give_up(reserving.result()[0], cancelled))
             raise
 
-    async def _wait_for_slot(self, record: Record) -> None:
+    def spec_of_box(self, record: Record, spec: Spec, provider: Provider) -> Spec:
+        """What the provider is told: whose box it is; and that one which nobody finds again keeps nothing."""
+        labels = {**spec.labels, INSTANCE_LABEL: self._store.instance}
+        keeps_nothing = record.ephemeral and spec.name is None and spec.data is None and "data" in provider.honours
+        return msgspec.structs.replace(spec, labels=labels, data=False if keeps_nothing else spec.data)
+
+    async def wait_for_slot(self, record: Record) -> None:
         """So many boots at once, over all programs; the rest wait their turn."""
         wait, longest = _SLOT_WAIT_S
         while not await self._store.boot_slot(
@@ -97,15 +125,18 @@ class Maker:
         except SkerryError as failure:
             error.add_note(f"and the registry could not be told: {failure}")
 
-    async def _welcome(self, record: Record, provider: Provider, enforced: dict[str, Any]) -> Record:
+    async def _welcome(
+        self, record: Record, provider: Provider, enforced: dict[str, Any], filled: Workspace | None
+    ) -> Record:
         """The box is made: say so, unless somebody has decided its end meanwhile."""
         try:
             current = await self._store.get(record.id)
             if current.doomed or not current.is_live:
                 raise WrongState(f"sandbox {record.id} was destroyed while it was made")
-            return await self._store.change(current, to=State.READY, enforced=enforced)
+            spec = None if filled is None else msgspec.structs.replace(current.spec, workspace=filled)
+            return await self._store.change(current, to=State.READY, enforced=enforced, spec=spec)
         except BaseException as error:
-            await provider.destroy(record.id)
+            await provider.destroy(record.id, volumes=record.name is None)
             await self._give_up(record, error)
             raise
 

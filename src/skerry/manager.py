@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Self, Unpack
+from typing import Unpack
 
 import msgspec
 
-from skerry import ending, lifecycle, owners
-from skerry.config import Config
-from skerry.config import load as load_config
-from skerry.errors import InvalidSpec, NotFound, SkerryError, Unsupported, WrongState
+from skerry import lifecycle, owners
+from skerry.errors import InvalidSpec, NotFound, SkerryError, WrongState
 from skerry.explain import Explanation, explain
 from skerry.files import AnyPath
+from skerry.images import ImageMethods
 from skerry.lifecycle import State
-from skerry.making import Maker
-from skerry.managed import ManagedSandbox
 from skerry.processes import ExecOptions
-from skerry.providers.base import Enforcement, Provider
+from skerry.providers.base import Capability, HasLogs
 from skerry.reconcile import Verdict
-from skerry.records import Cause, Event, Filter, Record
-from skerry.repair import Repair
+from skerry.records import Event, Filter, Record
 from skerry.results import ExecResult, FileInfo
 from skerry.sandbox import AsyncSandbox
+from skerry.snapshots import SnapshotMethods
 from skerry.spec import SandboxId, Spec, SpecOptions, new_id
-from skerry.store import Store
+from skerry.states import StateMethods
+from skerry.volumes import VolumeMethods
+from skerry.watching import Watcher
 
 ALL = Filter()
 _POLL_S = (0.01, 0.25)
@@ -41,69 +40,12 @@ class Outcome(msgspec.Struct, frozen=True):
     error: SkerryError | None = None
 
 
-class AsyncSandboxManager:
+class AsyncSandboxManager(StateMethods, SnapshotMethods, VolumeMethods, ImageMethods):
     """Many sandboxes under one registry, which other programs and shells share.
 
     `async with AsyncSandboxManager() as manager:` opens the registry that the configuration names and goes on with
     what a crash has left unfinished.
     """
-
-    def __init__(
-        self,
-        config: Config | None = None,
-        *,
-        store: Store | None = None,
-        providers: Mapping[str, Provider] | None = None,
-        reconcile: bool = True,
-    ) -> None:
-        self._config = config or load_config()
-        self._given_store = store
-        self._open_store: Store | None = store
-        self._providers: dict[str, Provider] = dict(providers or {})
-        self._given_providers = frozenset(self._providers)
-        self._reconcile_on_start = reconcile
-        self._handles: dict[SandboxId, ManagedSandbox] = {}
-
-    @property
-    def config(self) -> Config:
-        return self._config
-
-    @property
-    def store(self) -> Store:
-        if self._open_store is None:
-            raise WrongState("the manager is not open: enter it with `async with`")
-        return self._open_store
-
-    @property
-    def _repair(self) -> Repair:
-        return Repair(self.store, self.provider)
-
-    async def __aenter__(self) -> Self:
-        if self._open_store is None:
-            self._open_store = await Store.open(self._config.database)
-        if self._reconcile_on_start:
-            await self._repair.unfinished()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Let go of streams, providers and the store. Sandboxes live on."""
-        for handle in self._handles.values():
-            await handle.close()
-        self._handles.clear()
-        for name, provider in self._providers.items():
-            if name not in self._given_providers:
-                await provider.aclose()
-        if self._open_store is not None and self._given_store is None:
-            await self._open_store.aclose()
-            self._open_store = None
-
-    def provider(self, name: str) -> Provider:
-        if name not in self._providers:
-            self._providers[name] = self._config.load_provider(name)
-        return self._providers[name]
 
     # making
 
@@ -121,9 +63,8 @@ class AsyncSandboxManager:
         An `ephemeral` one ends with this program, however that ends.
         """
         spec = self._complete(spec, options)
-        maker = Maker(self.store, self._config)
         provider = self.provider(spec.provider)
-        record, is_new = await maker.make(id or new_id(), spec, provider, ephemeral=ephemeral, key=key)
+        record, is_new = await self._maker.make(id or new_id(), spec, provider, ephemeral=ephemeral, key=key)
         if not is_new:
             record = await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED})
         return self._handle(record)
@@ -152,28 +93,6 @@ class AsyncSandboxManager:
         return self._handle(record)
 
     # finding
-
-    def _handle(self, record: Record) -> ManagedSandbox:
-        handle = self._handles.get(record.id)
-        if handle is None:
-            handle = ManagedSandbox.__new__(ManagedSandbox)
-            handle._bind(record.id, record.spec, self.provider(record.spec.provider))
-            handle._manager = self
-            self._handles[record.id] = handle
-        handle._state = record.state
-        handle.enforced = msgspec.convert(record.enforced, dict[str, Enforcement])
-        return handle
-
-    async def get(self, reference: str) -> AsyncSandbox:
-        """A sandbox by its id, the beginning of it, or its name."""
-        record = await self.record(reference)
-        if not record.is_live:
-            raise NotFound(f"sandbox {record.id} has ended: {record.cause or 'destroyed'}")
-        return self._handle(record)
-
-    async def record(self, reference: str) -> Record:
-        """What the registry knows of it, also when it has ended."""
-        return await self.store.find(reference)
 
     async def list(self, filter: Filter = ALL) -> list[Record]:
         """Those that fit, oldest first."""
@@ -234,16 +153,6 @@ class AsyncSandboxManager:
 
     # ending
 
-    async def destroy(self, reference: str, *, volumes: bool = False, cause: Cause = Cause.USER) -> None:
-        """End a sandbox and remove all of it. Quiet if it has ended; safe while it is being made."""
-        record = await self.record(reference)
-        handle = self._handles.pop(record.id, None)
-        if handle is not None:
-            await handle.close()
-        if record.is_live:
-            record = await ending.doom(self.store, record, cause)
-            await ending.finish(self.store, self.provider, record, volumes=volumes)
-
     async def destroy_all(self, filter: Filter = ALL, *, volumes: bool = False) -> Sequence[Outcome]:
         """End all that fit, in parallel, as well as it goes; each failure is told. Safe while creates run."""
 
@@ -255,46 +164,6 @@ class AsyncSandboxManager:
             return Outcome(id)
 
         return await asyncio.gather(*(destroy(record.id) for record in await self.list(filter)))
-
-    async def set_lifetime(
-        self, reference: str, lifetime: float | str | None = None, idle: float | str | None = None
-    ) -> None:
-        """Change when it ends by itself, counted from now; None is never. The agent keeps the time."""
-        record = await self.record(reference)
-        await AsyncSandbox.set_lifetime(self._handle(record), lifetime, idle)
-        spec = record.spec.but(lifetime=lifetime, idle=idle)
-        if spec.lifetime_s:
-            spec = msgspec.structs.replace(spec, lifetime_s=time.time() - record.created_at + spec.lifetime_s)
-        await self.store.change(await self.store.get(record.id), spec=spec, kind="lifetime")
-        self._handle(record).spec = spec
-
-    # states by capability
-
-    async def pause(self, reference: str) -> None:
-        """Freeze it, where the provider can."""
-        await self._switch(reference, "pause", State.PAUSED)
-
-    async def resume(self, reference: str) -> None:
-        """Let a paused one go on."""
-        await self._switch(reference, "resume", State.READY)
-
-    async def stop(self, reference: str) -> None:
-        """End its processes and keep its files, where the provider can."""
-        await self._switch(reference, "stop", State.STOPPED)
-
-    async def start(self, reference: str) -> None:
-        """Start a stopped one again."""
-        await self._switch(reference, "start", State.READY)
-
-    async def _switch(self, reference: str, verb: str, to: State) -> None:
-        record = await self.record(reference)
-        lifecycle.move(record.state, to)
-        act = getattr(self.provider(record.spec.provider), verb, None)
-        if act is None:
-            raise Unsupported(verb, record.spec.provider, f"it has no {verb}")
-        await self._handle(record).close()
-        await act(record.id)
-        self._handle(await self.store.change(record, to=to))
 
     # knowing
 
@@ -313,7 +182,8 @@ class AsyncSandboxManager:
                 if record.state in (states or {State.DESTROYED, State.LOST}):
                     return record
                 if states and record.state in (State.LOST, State.ERROR):
-                    raise WrongState(f"sandbox {record.id} is {record.state}: {record.cause}. Destroy it to go on")
+                    why = record.detail or f"{record.cause}. Destroy it to go on"
+                    raise WrongState(f"sandbox {record.id} is {record.state}: {why}")
                 if not record.is_live:
                     raise NotFound(f"sandbox {record.id} has ended: {record.cause or 'destroyed'}. {record.detail}")
                 await self._repair.sandbox(record)
@@ -327,28 +197,49 @@ class AsyncSandboxManager:
         return await self.store.get(record.id)
 
     async def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> AsyncIterator[Event]:
-        """All that happened after a place in the order, and with `follow` all that will."""
+        """All that happened after a place in the order, and with `follow` all that will, also what others do to boxes
+        by hand, where the provider tells."""
         id = None if sandbox is None else (await self.record(sandbox)).id
-        wait, longest = _POLL_S
-        while True:
-            events = await self.store.events(after=after, sandbox=id)
-            for event in events:
-                after = event.seq
-                yield event
-            if events:
-                wait = _POLL_S[0]
-            elif follow:
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, longest)
-            else:
-                return
+        following = asyncio.create_task(self.follow()) if follow else None
+        try:
+            wait, longest = _POLL_S
+            while True:
+                events = await self.store.events(after=after, sandbox=id)
+                for event in events:
+                    after = event.seq
+                    yield event
+                if events:
+                    wait = _POLL_S[0]
+                elif following is not None:
+                    if following.done():
+                        following.result()  # it never ends by itself, so this tells why
+                    await asyncio.sleep(wait)
+                    wait = min(wait * 2, longest)
+                else:
+                    return
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.wait([following])
+
+    async def follow(self) -> None:
+        """Until it is cancelled: what others do to boxes is written down when it happens, where the provider tells."""
+        await Watcher(self.store, self.provider, self._repair).run()
+
+    async def logs(self, reference: str, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
+        """What the box itself said, such as its agent's last words, where the provider keeps it."""
+        record = await self.record(reference)
+        box: HasLogs = lifecycle.able(self.provider(record.spec.provider), Capability.LOGS)
+        async for chunk in box.logs(record.id, follow=follow, tail=tail):
+            yield chunk
 
     async def prune(self, *, older_s: float = 86400.0) -> int:
         """Forget what ended longer ago than that; how many records."""
         return await self.store.prune(before=time.time() - older_s)
 
-    async def reconcile(self, *, dry_run: bool = False) -> Sequence[Verdict]:
-        """Compare the registry with every provider it speaks of and the default one, and repair the difference."""
-        names = {record.spec.provider for record in await self.store.list()} | {self._config.provider, *self._providers}
-        found = [await self._repair.provider(name, dry_run=dry_run) for name in sorted(names)]
+    async def reconcile(self, *, dry_run: bool = False, rebuild: bool = False) -> Sequence[Verdict]:
+        """Compare the registry with every provider it speaks of and the default one, and repair the difference. With
+        `rebuild`, what runs on an image that has a newer one by its name is made anew; volumes are kept."""
+        repair = self._repair
+        found = [await repair.provider(name, dry_run=dry_run, rebuild=rebuild) for name in await self._provider_names()]
         return [verdict for verdicts in found for verdict in verdicts]

@@ -6,6 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 
+from skerry.lifecycle import State
 from skerry.records import Owner, Record
 from skerry.spec import SandboxId
 
@@ -31,6 +32,15 @@ def this_process() -> Owner:
 def is_abandoned(record: Record) -> bool:
     """Whether this very process once began to make it, and no longer does."""
     return record.owner == this_process() and record.id not in making
+
+
+def is_remade(record: Record) -> bool:
+    """Whether somebody makes its box anew right now, as far as can be known from here."""
+    if record.remaker is None or record.state is State.LOST:
+        return False
+    if record.remaker == this_process():
+        return record.id in making
+    return is_alive(record.remaker) is not False
 
 
 def is_alive(owner: Owner) -> bool | None:

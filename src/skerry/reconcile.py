@@ -8,13 +8,15 @@ from enum import StrEnum
 import msgspec
 
 from skerry.lifecycle import State
-from skerry.providers.base import BoxState, BoxStatus
-from skerry.records import Cause, Owner, Record
+from skerry.providers.base import BoxState, BoxStatus, Snapshot
+from skerry.records import TEMPORARY, Cause, Owner, Record
 from skerry.spec import SandboxId
 
 INSTANCE_LABEL = "skerry.instance"
 _CREATE_DEADLINE_S = 300.0
 """After this a create on another machine, whose maker nobody here can see, is taken for dead."""
+_EARLY_S = 1.0
+"""A box that is gone so long before its lifetime was over ended for that: clocks differ."""
 
 
 class Action(StrEnum):
@@ -28,6 +30,8 @@ class Action(StrEnum):
     """Remove what is left of it; volumes are kept."""
     LOST = "lost"
     """It is gone, and nobody asked for that."""
+    REBUILD = "rebuild"
+    """Its image is an older one than its name means now, and it was asked to make such ones anew; volumes are kept."""
     LEAVE = "leave"
 
 
@@ -38,6 +42,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     to: State | None = None
     cause: Cause | None = None
+    outdated: bool = False
+    """Its image is an older one than its name means now."""
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +56,11 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     me: Owner | None = None
     making: frozenset[SandboxId] = frozenset()
     """What this very process is making right now; what else it once began is abandoned."""
+    rebuild: bool = False
+    """Whether what is outdated shall be made anew."""
 
 
-_FOLLOWED = {BoxState.RUNNING: State.READY, BoxState.PAUSED: State.PAUSED, BoxState.STOPPED: State.STOPPED}
+FOLLOWED = {BoxState.RUNNING: State.READY, BoxState.PAUSED: State.PAUSED, BoxState.STOPPED: State.STOPPED}
 
 
 def decide(
@@ -93,15 +101,28 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
     box = boxes.get(record.id)
     if record.doomed:
         return verdict(Action.DESTROY, "its removal was cut short", State.DESTROYED, record.cause or Cause.USER)
-    if record.state is State.CREATING:
+    if record.state is State.CREATING and record.remaker is None:
         return _judge_creating(record, box, now, verdict)
+    if record.remaker is not None and record.state is not State.LOST and _is_at_it(record.remaker, record, now):
+        return verdict(Action.LEAVE, "it is being made anew")
     if record.ephemeral and now.is_alive(record.owner) is False:
         return verdict(Action.DESTROY, "the program it belonged to is gone", State.DESTROYED, Cause.OWNER_DIED)
+    if record.remaker is not None and (record.state is not State.LOST or box is not None):
+        return _judge_unmade(record, box, now, verdict)
     if box is None and now.is_alive(record.owner) is None:
         return verdict(Action.LEAVE, "it was made on another machine, whose boxes may not be seen from here")
     if box is None or box.state is BoxState.DEAD:
         return _judge_gone(record, box, now, verdict)
-    to = _FOLLOWED[box.state]
+    return _judge_there(record, box, now, verdict)
+
+
+def _judge_there(record: Record, box: BoxStatus, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
+    if box.state is not BoxState.RUNNING and record.ends_at is not None and now.time >= record.ends_at:
+        why = f"its lifetime was over while it was {box.state}"
+        return verdict(Action.DESTROY, why, State.DESTROYED, Cause.LIFETIME)
+    to = FOLLOWED[box.state]
+    if to is record.state is State.READY and box.outdated:
+        return _judge_outdated(record, now)
     if to is record.state or record.state is State.ERROR:
         return verdict(Action.LEAVE, f"it is {record.state}")
     if record.state is State.LOST:
@@ -110,20 +131,45 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
 
 
 def _judge_creating(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
-    is_abandoned = record.owner == now.me and record.id not in now.making
-    alive = False if is_abandoned else now.is_alive(record.owner)
-    if alive or (alive is None and now.time - record.updated_at < _CREATE_DEADLINE_S):
+    if _is_at_it(record.owner, record, now):
         return verdict(Action.LEAVE, "it is being made")
-    if record.key is not None and not record.ephemeral and box is not None and box.state is BoxState.RUNNING:
+    spec = record.spec
+    is_whole = box is not None and box.state is BoxState.RUNNING and not (spec.env or spec.workspace or spec.snapshot)
+    if record.key is not None and not record.ephemeral and is_whole:
         return verdict(Action.FINISH, "its maker died after it was made, and may ask again by its key", State.READY)
     return verdict(Action.DESTROY, "its maker died while making it", State.DESTROYED, Cause.CREATION_FAILED)
 
 
+def _judge_unmade(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
+    """Whoever made it anew did not come to an end. Nobody knows whether a box is whole that was begun; the one before
+    it was."""
+    if record.ends_at is not None and now.time >= record.ends_at - _EARLY_S:
+        return verdict(Action.DESTROY, "its lifetime is over", State.DESTROYED, Cause.LIFETIME)
+    was_begun = record.state in (State.CREATING, State.LOST)
+    if not was_begun and box is not None and box.state is not BoxState.DEAD:
+        return verdict(Action.ADOPT, "whoever wanted to make it anew did not come to it", FOLLOWED[box.state])
+    return verdict(Action.LOST, "its maker died while making it anew", State.LOST, Cause.CREATION_FAILED)
+
+
+def _judge_outdated(record: Record, now: Now) -> Verdict:
+    action, to = (Action.REBUILD, State.READY) if now.rebuild else (Action.LEAVE, None)
+    why = f"its image {record.spec.image} has changed since" if record.spec.image else "its image has changed since"
+    return Verdict(id=record.id, provider=record.spec.provider, action=action, why=why, to=to, outdated=True)
+
+
+def _is_at_it(maker: Owner, record: Record, now: Now) -> bool:
+    """Whether whoever makes it still does, as far as can be known."""
+    alive = False if maker == now.me and record.id not in now.making else now.is_alive(maker)
+    return bool(alive) or (alive is None and now.time - record.updated_at < _CREATE_DEADLINE_S)
+
+
 def _judge_gone(record: Record, box: BoxStatus | None, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
     cause = Cause.OUT_OF_MEMORY if box is not None and box.out_of_memory else cause_of_end(record, now)
-    is_over = cause in (Cause.LIFETIME, Cause.IDLE)
+    is_over = cause is Cause.LIFETIME or (cause is Cause.IDLE and record.remaker is None)
     if record.state is State.LOST:
         if box is None and not is_over:
+            if record.remaker is not None and now.rebuild:
+                return verdict(Action.REBUILD, "it was begun to be made anew", State.READY)
             return verdict(Action.LEAVE, "it is still lost")
         cause = record.cause or cause
     if box is not None or is_over:
@@ -133,10 +179,23 @@ def _judge_gone(record: Record, box: BoxStatus | None, now: Now, verdict: Callab
 
 def cause_of_end(record: Record, now: Now) -> Cause:
     """The most likely reason why a box ended that nobody ended."""
-    if record.ends_at is not None and now.time >= record.ends_at - 1:
+    if record.ends_at is not None and now.time >= record.ends_at - _EARLY_S:
         return Cause.LIFETIME
     if record.boot_id and record.boot_id != now.boot_id:
         return Cause.HOST_RESTARTED
     if record.spec.idle_s and now.time - record.updated_at >= record.spec.idle_s:
         return Cause.IDLE
     return Cause.BOX_DIED
+
+
+def leftovers(snapshots: Iterable[Snapshot], records: Iterable[Record]) -> list[str]:
+    """The names of the snapshots that a fork of ours was made from which is no longer there, or never was."""
+    known = {record.id: record for record in records}
+    temporary = [each for each in snapshots if each.name.startswith(TEMPORARY)]
+    return [each.name for each in temporary if _is_left(SandboxId(each.name.removeprefix(TEMPORARY)), each, known)]
+
+
+def _is_left(fork: SandboxId, snapshot: Snapshot, known: Mapping[SandboxId, Record]) -> bool:
+    if fork in known:
+        return not known[fork].is_live
+    return snapshot.sandbox in known  # the fork's record is forgotten, or it is of another installation

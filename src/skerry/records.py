@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +13,9 @@ from skerry.spec import SandboxId, Spec
 
 ENDED = frozenset({State.DESTROYED})
 """States that no longer count: no box is left, or will be."""
+TEMPORARY = "tmp-"
+"""How the names of snapshots begin that nobody asked for."""
+_LEAST_S = 0.1
 
 
 class Cause(StrEnum):
@@ -54,6 +58,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """It ends with its owner."""
     doomed: bool = False
     """Somebody decided to destroy it; until that is done it is only that."""
+    volumes: bool = False
+    """Its volumes go with it when it is destroyed."""
+    remaker: Owner | None = None
+    """Who makes its box anew under the same id, or began to and did not come to an end."""
     cause: Cause | None = None
     detail: str = ""
     """What is known of a failure, such as the tail of the box's log."""
@@ -78,6 +86,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """When its lifetime is over, if it has one."""
         return self.created_at + self.spec.lifetime_s if self.spec.lifetime_s else None
 
+    def spec_from(self, now: float, env: Mapping[str, str] | None) -> Spec:
+        """What a box is told that starts, or is made, once more: the time it has left, and an environment, of which
+        the registry keeps only the names."""
+        left = None if self.ends_at is None else max(self.ends_at - now, _LEAST_S)
+        return msgspec.structs.replace(self.spec, env=dict(env or {}), lifetime_s=left or self.spec.lifetime_s)
+
+
+def temporary_snapshot(id: SandboxId) -> str:
+    """The snapshot that a fork is made from, by the fork's own id."""
+    return f"{TEMPORARY}{id}"
+
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened; `seq` is its place in the one order of all events of an installation."""
@@ -86,7 +105,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     sandbox: SandboxId
     kind: str
-    """created, ready, paused, stopped, error, lost, destroyed, doomed, adopted, acquired, lifetime"""
+    """created, ready, paused, stopped, error, lost, destroyed, doomed, adopted, acquired, lifetime, remaking,
+    creating (once more)"""
     state: State
     cause: Cause | None = None
     data: dict[str, Any] = {}

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self, Unpack
 
-from skerry import config, lifecycle
+from skerry import config, lifecycle, workspace
 from skerry.agent.client import AgentClient
-from skerry.errors import InvalidSpec, WrongState
+from skerry.errors import AgentError, InvalidSpec, PathNotFound, Unsupported, WrongState
 from skerry.files import AsyncFiles
 from skerry.lifecycle import State
 from skerry.processes import (
     DEFAULT_LIMIT,
     AsyncProcess,
     AsyncProcesses,
+    Connect,
     ExecOptions,
     command_params,
     run_buffered,
 )
-from skerry.providers.base import Enforcement, Provider
+from skerry.providers.base import Capability, Enforcement, Provider
 from skerry.results import ExecResult, Metrics
 from skerry.spec import SandboxId, Spec, SpecOptions, new_id, parse_id
-from skerry.tunnels import AsyncForward, AsyncTunnel
+from skerry.tunnels import AsyncForward, AsyncTunnel, Exposed
 from skerry.units import parse_duration
 
 _GREETING_S = 10.0
@@ -47,7 +49,9 @@ class AsyncSandbox:
         self._provider = provider
         self._state: State | None = None
         self._client: AgentClient | None = None
+        self._of_others: dict[str, AgentClient] = {}
         self._dialling: asyncio.Lock | None = None
+        self._exposed: Exposed | None = None
         self.files = AsyncFiles(self._connect)
         self.processes = AsyncProcesses(self._connect)
 
@@ -84,8 +88,10 @@ class AsyncSandbox:
         self._state = State.CREATING
         try:
             provider = self._provider_object()
-            self.enforced = await lifecycle.admit(provider, self.spec)
-            await lifecycle.create_or_nothing(provider, self.id, self.spec)
+            self.enforced = await lifecycle.admit(provider, workspace.for_box(self.spec))
+            async with workspace.opened(self.spec) as work:
+                await work.make_box(provider, self.id)
+            self.spec = work.spec
         except BaseException:
             self._state = State.DESTROYED
             raise
@@ -108,7 +114,11 @@ class AsyncSandbox:
             self._state = State.DESTROYED
 
     async def close(self) -> None:
-        """Let go of the stream. The sandbox lives on, and any call opens it again."""
+        """Let go of the stream and of exposed ports. The sandbox lives on, and any call opens the stream again."""
+        if self._exposed is not None:
+            await self._exposed.close()
+        while self._of_others:
+            self._of_others.popitem()[1].close()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -117,16 +127,50 @@ class AsyncSandbox:
         """The open stream, or a new one: streams break, agents stay."""
         if self._client is not None and self._client.is_open:
             return self._client
-        if self._state is not State.READY:
-            how = "enter it with `with`, or use create()" if self._state is None else f"it is {self._state}"
-            raise WrongState(f"sandbox {self.id} cannot be used: {how}")
-        if self._dialling is None:
-            self._dialling = asyncio.Lock()
-        async with self._dialling:
+        async with self._may_dial():
             if self._client is None or not self._client.is_open:
                 stream = await self._provider_object().dial(self.id)
                 self._client = await AgentClient.greet(stream, timeout_s=_GREETING_S)
             return self._client
+
+    async def _connect_as(self, user: str) -> AgentClient:
+        """A stream to an agent that runs as another user, and ends with the stream."""
+        client = self._of_others.get(user)
+        if client is not None and client.is_open:
+            return client
+        own = await self._connect()
+        async with self._may_dial():
+            client = self._of_others.get(user)
+            if client is None or not client.is_open:
+                stream = await lifecycle.able(self._provider_object(), Capability.USERS).dial_as(self.id, user)
+                client = self._of_others[user] = await AgentClient.greet(stream, timeout_s=_GREETING_S)
+                # Only the box's own agent knows the values of its environment.
+                told = await own.call("set_env", {"env": {}}, type=dict[str, dict[str, str]])
+                await client.call("set_env", {"env": told["env"]}, type=dict[str, Any])
+            return client
+
+    def _way(self, user: str | None, *, background: bool = False) -> tuple[Connect, str | None]:
+        """How to reach an agent for a command of that user, and the user to tell it: an agent that is not root can be
+        nobody else."""
+        if user is None:
+            return self._connect, None
+        provider = self._provider_object()
+        if Capability.USERS not in provider.capabilities:
+            return self._connect, user
+        if user == self.spec.user:
+            return self._connect, None
+        if background:
+            reason = "a process of another user ends with the stream that began it; start it in the foreground"
+            raise Unsupported("background", provider.name, reason)
+        return partial(self._connect_as, user), None
+
+    def _may_dial(self) -> asyncio.Lock:
+        if self._state is not State.READY:
+            how = "enter it with `with`, or use create()" if self._state is None else lifecycle.unusable(self._state)
+            raise WrongState(f"sandbox {self.id} cannot be used: {how}")
+        if self._dialling is None:
+            self._dialling = asyncio.Lock()
+        return self._dialling
 
     # commands
 
@@ -157,16 +201,17 @@ class AsyncSandbox:
         unknown = options.keys() - ExecOptions.__optional_keys__
         if unknown:
             raise TypeError(f"{method} has no option {', '.join(sorted(unknown))}")
+        connect, user = self._way(options.get("user"))
         params = command_params(
             command,
             cwd=options.get("cwd"),
             env=options.get("env"),
-            user=options.get("user"),
+            user=user,
             timeout_s=options.get("timeout_s"),
         )
         stdin = options.get("stdin")
         return await run_buffered(
-            await self._connect(),
+            await connect(),
             method,
             {**params, **more},
             attachment=attachment,
@@ -189,9 +234,10 @@ class AsyncSandbox:
         tag: str | None = None,
     ) -> AsyncProcess:
         """Start a command and talk with it. With `background` it lives on when nobody listens."""
+        connect, user = self._way(user, background=background)
         params = command_params(command, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
         params |= {"stdin": stdin, "background": background, "tag": tag}
-        return await AsyncProcess.start(self._connect, "exec", params)
+        return await AsyncProcess.start(connect, "exec", params)
 
     async def pty(
         self,
@@ -206,10 +252,13 @@ class AsyncSandbox:
         background: bool = False,
         tag: str | None = None,
     ) -> AsyncProcess:
-        """A command on a terminal; without one, the box's shell."""
+        """A command on a terminal; without one, the box's shell: $SHELL, else bash, else sh."""
+        connect, user = self._way(user, background=background)
+        if not command:
+            await _need_shell(AsyncFiles(connect))
         params = command_params(command or _SHELL, cwd=cwd, env=env, user=user, timeout_s=timeout_s)
         params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
-        return await AsyncProcess.start(self._connect, "exec", params)
+        return await AsyncProcess.start(connect, "exec", params)
 
     # the box
 
@@ -241,9 +290,26 @@ class AsyncSandbox:
         """A port of this host's loopback that leads to one in the sandbox, while the `async with` lasts."""
         return AsyncForward(self._connect, port, local_port)
 
+    async def expose(self, port: int, local_port: int = 0) -> str:
+        """An address on this host's loopback, such as 127.0.0.1:49152, that leads to a port in the sandbox until this
+        object is closed or destroyed. The same port again gives the same address."""
+        if self._exposed is None:
+            self._exposed = Exposed(self._connect)
+        return await self._exposed.open(port, local_port)
+
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Any call of PROTOCOL.md."""
         return await (await self._connect()).call(method, params, type=dict[str, Any])
 
 
-_SHELL = 'if [ -x "$SHELL" ]; then exec "$SHELL"; fi; if command -v bash >/dev/null; then exec bash; fi; exec sh'
+async def _need_shell(files: AsyncFiles) -> None:
+    try:
+        await files.stat("/bin/sh")
+    except PathNotFound:
+        raise AgentError("this box has no shell, /bin/sh is missing: name a program that is in it") from None
+
+
+_SHELL = (
+    'if [ -x "$SHELL" ] && [ "${SHELL##*/}" != nologin ] && [ "${SHELL##*/}" != false ]; then exec "$SHELL"; fi; '
+    "if command -v bash >/dev/null; then exec bash; fi; exec sh"
+)

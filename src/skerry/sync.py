@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 from skerry.api import AsyncSandbox as RegisteredSandbox
@@ -16,7 +17,7 @@ from skerry.manager import ALL, AsyncSandboxManager, Outcome
 from skerry.pool import AsyncSandboxPool, PoolStats
 from skerry.portal import portal
 from skerry.processes import AsyncProcess, AsyncProcesses, ExecOptions
-from skerry.providers.base import Enforcement, Provider
+from skerry.providers.base import Enforcement, Image, OnProgress, Provider, Snapshot, Volume
 from skerry.reconcile import Verdict
 from skerry.records import Cause, Event, Filter, Record
 from skerry.results import ExecResult, FileEvent, FileInfo, Metrics, ProcessInfo
@@ -371,7 +372,7 @@ class Sandbox:
         portal.run(self._async.destroy(volumes=volumes))
 
     def close(self) -> None:
-        """Let go of the stream. The sandbox lives on, and any call opens it again."""
+        """Let go of the stream and of exposed ports. The sandbox lives on, and any call opens the stream again."""
         portal.run(self._async.close())
 
     def exec(self, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
@@ -427,7 +428,7 @@ class Sandbox:
         background: bool = False,
         tag: str | None = None,
     ) -> Process:
-        """A command on a terminal; without one, the box's shell."""
+        """A command on a terminal; without one, the box's shell: $SHELL, else bash, else sh."""
         return Process._of(
             portal.run(
                 self._async.pty(
@@ -467,6 +468,12 @@ class Sandbox:
     def forward(self, port: int, local_port: int = 0) -> Forward:
         """A port of this host's loopback that leads to one in the sandbox, while the `with` lasts."""
         return Forward._of(self._async.forward(port, local_port))
+
+    def expose(self, port: int, local_port: int = 0) -> str:
+        """An address on this host's loopback, such as 127.0.0.1:49152, that leads to a port in the sandbox until this
+        object is closed or destroyed. The same port again gives the same address.
+        """
+        return portal.run(self._async.expose(port, local_port))
 
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Any call of PROTOCOL.md."""
@@ -513,6 +520,129 @@ class SandboxManager:
         """Let go of streams, providers and the store. Sandboxes live on."""
         portal.run(self._async.aclose())
 
+    def get(self, reference: str) -> Sandbox:
+        """A sandbox by its id, the beginning of it, or its name."""
+        return Sandbox._of(portal.run(self._async.get(reference)))
+
+    def record(self, reference: str) -> Record:
+        """What the registry knows of it, also when it has ended."""
+        return portal.run(self._async.record(reference))
+
+    def destroy(self, reference: str, *, volumes: bool = False, cause: Cause = Cause.USER) -> None:
+        """End a sandbox and remove all of it. Quiet if it has ended; safe while it is being made."""
+        portal.run(self._async.destroy(reference, volumes=volumes, cause=cause))
+
+    def set_lifetime(
+        self, reference: str, lifetime: float | str | None = None, idle: float | str | None = None
+    ) -> None:
+        """Change when it ends by itself, counted from now; None is never. The agent keeps the time."""
+        portal.run(self._async.set_lifetime(reference, lifetime, idle))
+
+    def images(self, *, provider: str | None = None) -> Sequence[Image]:
+        """All that sandboxes can be made of, the newest first."""
+        return portal.run(self._async.images(provider=provider))
+
+    def build_base_image(
+        self,
+        dockerfile: str | Path,
+        *,
+        name: str | None = None,
+        context: str | os.PathLike[str] | None = None,
+        args: Mapping[str, str] | None = None,
+        target: str | None = None,
+        no_cache: bool = False,
+        provider: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Image:
+        """Build an image from the text of a Dockerfile, or from the file at a Path.
+
+        Without a `context` its COPY finds nothing; without a `name` it is called after the text.
+        """
+        return portal.run(
+            self._async.build_base_image(
+                dockerfile,
+                name=name,
+                context=context,
+                args=args,
+                target=target,
+                no_cache=no_cache,
+                provider=provider,
+                on_progress=on_progress,
+            )
+        )
+
+    def pull_image(self, name: str, *, provider: str | None = None, on_progress: OnProgress | None = None) -> Image:
+        """Get an image from its registry."""
+        return portal.run(self._async.pull_image(name, provider=provider, on_progress=on_progress))
+
+    def import_image(
+        self,
+        source: str | os.PathLike[str],
+        name: str,
+        *,
+        provider: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Image:
+        """Make an image of an image archive, an OCI layout or a root file system; each may be a folder or a tar."""
+        return portal.run(self._async.import_image(source, name, provider=provider, on_progress=on_progress))
+
+    def remove_image(self, name: str, *, force: bool = False, provider: str | None = None) -> None:
+        """Raises Conflict, which names the sandboxes, while one is made of it. `force` takes all its names."""
+        portal.run(self._async.remove_image(name, force=force, provider=provider))
+
+    def volumes(self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None) -> list[Volume]:
+        """All there are, by name: those of a kind (`data` or `cache`), of one provider, or of all that have any. Their
+        sizes take longer.
+        """
+        return portal.run(self._async.volumes(kind, sizes=sizes, provider=provider))
+
+    def remove_volume(self, name: str, provider: str | None = None) -> None:
+        """Remove a volume and all that is in it. Raises Conflict while a sandbox uses it."""
+        portal.run(self._async.remove_volume(name, provider))
+
+    def snapshot(self, reference: str, name: str) -> Snapshot:
+        """Keep its files as they are now, under a name. Volumes and processes are no part of that."""
+        return portal.run(self._async.snapshot(reference, name))
+
+    def snapshots(self, provider: str | None = None) -> list[Snapshot]:
+        """All there are, the oldest first; those of one provider, or of all that have any."""
+        return portal.run(self._async.snapshots(provider))
+
+    def remove_snapshot(self, name: str, provider: str | None = None) -> None:
+        """Remove a snapshot. Raises Conflict while a sandbox is made of it."""
+        portal.run(self._async.remove_snapshot(name, provider))
+
+    def restore(self, reference: str, snapshot: str, env: Mapping[str, str] | None = None) -> Sandbox:
+        """Make its box anew from a snapshot, under the same id and with its volumes. What it was since is gone; its
+        environment is kept nowhere: give it again, if it needs one. If that is cut short, it is lost until it is
+        restored again.
+        """
+        return Sandbox._of(portal.run(self._async.restore(reference, snapshot, env)))
+
+    def fork(self, reference: str, **options: Unpack[SpecOptions]) -> Sandbox:
+        """Another sandbox with the same files, and a data volume of its own; `options` change what it is. It has no
+        name and no environment but those given.
+        """
+        return Sandbox._of(portal.run(self._async.fork(reference, **options)))
+
+    def pause(self, reference: str) -> None:
+        """Freeze it, where the provider can."""
+        portal.run(self._async.pause(reference))
+
+    def resume(self, reference: str) -> None:
+        """Let a paused one go on."""
+        portal.run(self._async.resume(reference))
+
+    def stop(self, reference: str) -> None:
+        """End its processes and keep its files, where the provider can. Its lifetime goes on."""
+        portal.run(self._async.stop(reference))
+
+    def start(self, reference: str, env: Mapping[str, str] | None = None) -> None:
+        """Start a stopped one again, for what is left of its lifetime. Its environment is kept nowhere: give it again,
+        if it needs one.
+        """
+        portal.run(self._async.start(reference, env))
+
     def create(
         self,
         spec: Spec | None = None,
@@ -535,14 +665,6 @@ class SandboxManager:
     def register(self, sandbox: Sandbox) -> Sandbox:
         """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
         return Sandbox._of(portal.run(self._async.register(sandbox._async)))
-
-    def get(self, reference: str) -> Sandbox:
-        """A sandbox by its id, the beginning of it, or its name."""
-        return Sandbox._of(portal.run(self._async.get(reference)))
-
-    def record(self, reference: str) -> Record:
-        """What the registry knows of it, also when it has ended."""
-        return portal.run(self._async.record(reference))
 
     def list(self, filter: Filter = ALL) -> list[Record]:
         """Those that fit, oldest first."""
@@ -592,35 +714,9 @@ class SandboxManager:
         """Whether its agent answers, now; a busy one does too."""
         return portal.run(self._async.is_healthy(reference))
 
-    def destroy(self, reference: str, *, volumes: bool = False, cause: Cause = Cause.USER) -> None:
-        """End a sandbox and remove all of it. Quiet if it has ended; safe while it is being made."""
-        portal.run(self._async.destroy(reference, volumes=volumes, cause=cause))
-
     def destroy_all(self, filter: Filter = ALL, *, volumes: bool = False) -> Sequence[Outcome]:
         """End all that fit, in parallel, as well as it goes; each failure is told. Safe while creates run."""
         return portal.run(self._async.destroy_all(filter, volumes=volumes))
-
-    def set_lifetime(
-        self, reference: str, lifetime: float | str | None = None, idle: float | str | None = None
-    ) -> None:
-        """Change when it ends by itself, counted from now; None is never. The agent keeps the time."""
-        portal.run(self._async.set_lifetime(reference, lifetime, idle))
-
-    def pause(self, reference: str) -> None:
-        """Freeze it, where the provider can."""
-        portal.run(self._async.pause(reference))
-
-    def resume(self, reference: str) -> None:
-        """Let a paused one go on."""
-        portal.run(self._async.resume(reference))
-
-    def stop(self, reference: str) -> None:
-        """End its processes and keep its files, where the provider can."""
-        portal.run(self._async.stop(reference))
-
-    def start(self, reference: str) -> None:
-        """Start a stopped one again."""
-        portal.run(self._async.start(reference))
 
     def explain(self, reference: str) -> Explanation:
         """When it will end and why, or why it did."""
@@ -635,16 +731,24 @@ class SandboxManager:
         return portal.run(self._async.look_after(reference))
 
     def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> Iterator[Event]:
-        """All that happened after a place in the order, and with `follow` all that will."""
+        """All that happened after a place in the order, and with `follow` all that will, also what others do to boxes
+        by hand, where the provider tells.
+        """
         return portal.iterate(self._async.events(after=after, follow=follow, sandbox=sandbox))
+
+    def logs(self, reference: str, *, follow: bool = False, tail: int | None = None) -> Iterator[bytes]:
+        """What the box itself said, such as its agent's last words, where the provider keeps it."""
+        return portal.iterate(self._async.logs(reference, follow=follow, tail=tail))
 
     def prune(self, *, older_s: float = 86400.0) -> int:
         """Forget what ended longer ago than that; how many records."""
         return portal.run(self._async.prune(older_s=older_s))
 
-    def reconcile(self, *, dry_run: bool = False) -> Sequence[Verdict]:
-        """Compare the registry with every provider it speaks of and the default one, and repair the difference."""
-        return portal.run(self._async.reconcile(dry_run=dry_run))
+    def reconcile(self, *, dry_run: bool = False, rebuild: bool = False) -> Sequence[Verdict]:
+        """Compare the registry with every provider it speaks of and the default one, and repair the difference. With
+        `rebuild`, what runs on an image that has a newer one by its name is made anew; volumes are kept.
+        """
+        return portal.run(self._async.reconcile(dry_run=dry_run, rebuild=rebuild))
 
 
 class SandboxPool:

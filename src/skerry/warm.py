@@ -52,9 +52,10 @@ class Gone(StrEnum):
 
 
 def key_of(spec: Spec) -> str:
-    """Two specs have the same key if a box of the one can become a sandbox of the other."""
+    """Two specs have the same key if a box of the one can become a sandbox of the other. Projects share no box: its
+    caches and its user may be the project's."""
     box = msgspec.structs.replace(
-        spec, name=None, env={}, labels={}, project="default", language=None, lifetime_s=None, idle_s=None
+        spec, name=None, env={}, labels={}, language=None, lifetime_s=None, idle_s=None, data=spec.data or None
     )
     return hashlib.sha256(msgspec.json.encode(box, order="deterministic")).hexdigest()[:16]
 
@@ -81,8 +82,11 @@ def is_warm(record: Record) -> bool:
 
 
 async def claim(manager: AsyncSandboxManager, spec: Spec, *, ephemeral: bool = False) -> AsyncSandbox | None:
-    """A warm sandbox for this spec from any program's pool, the oldest first; None if there is none."""
+    """A warm sandbox for this spec from any program's pool, the oldest first; None if there is none, or if its data is
+    to be found by its name: what was made without one has other data, or none."""
     spec = manager.config.complete(spec)
+    if spec.name is not None and spec.data is not False and "data" in manager.provider(spec.provider).honours:
+        return None
     for record in await manager.list(warm_filter(key_of(spec))):
         if not is_warm(record) or owners.is_alive(record.owner) is False:
             continue
@@ -117,7 +121,8 @@ async def take(manager: AsyncSandboxManager, record: Record, spec: Spec, *, ephe
 async def discard(manager: AsyncSandboxManager, record: Record, cause: Cause = Cause.USER) -> None:
     """End a warm sandbox, unless somebody has just claimed it."""
     try:
-        record = await manager.store.change(record, doomed=True, cause=cause, kind="doomed")
+        volumes = ending.takes_volumes(record, cause) or None
+        record = await manager.store.change(record, doomed=True, volumes=volumes, cause=cause, kind="doomed")
     except (Conflict, NotFound):
         return
     await release(manager, record.id)
@@ -150,7 +155,7 @@ async def _answers(sandbox: AsyncSandbox) -> bool:
 async def _bind(manager: AsyncSandboxManager, record: Record, spec: Spec, ephemeral: bool) -> AsyncSandbox | Gone:
     """Of all who want it the registry lets one have it; only that one then speaks to its agent."""
     lifetime_s = time.time() - record.created_at + spec.lifetime_s if spec.lifetime_s else 0.0
-    kept = msgspec.structs.replace(spec, lifetime_s=lifetime_s)
+    kept = msgspec.structs.replace(spec, lifetime_s=lifetime_s, workspace=record.spec.workspace)
     while True:
         try:
             record = await manager.store.change(

@@ -150,7 +150,7 @@ def test_doctor_tells_how_each_limit_is_held(call, monkeypatch: pytest.MonkeyPat
     assert code == 0
     assert found["ok"]
     assert mock["available"]
-    assert all(how.keys() == {"by", "why_not"} for how in mock["limits"].values())
+    assert all(how.keys() == {"by", "why_not"} for how in mock["details"].values())
     assert found["host"]["cgroup"] in ("v1", "v2", "none")
 
 

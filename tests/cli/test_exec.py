@@ -145,6 +145,14 @@ def test_leaving_an_attached_process_does_not_end_it(skerry: Run) -> None:
     assert json.loads(skerry("top", "box", "--json").stdout)[0]["running"]
 
 
+def test_a_shell_is_that_of_the_user_who_was_asked_for(skerry: Run) -> None:
+    assert skerry("attach", "-u", "user", "box", input=b"id -un\n").stdout == b"user\n"
+    refused = skerry("attach", "-u", "root", "box", input=b"id -un\n")
+    assert (refused.returncode, refused.stdout) == (125, b"")
+    assert b"it cannot become 'root'" in refused.stderr
+    assert skerry("attach", "-u", "user", "box", "1").returncode == 125
+
+
 def test_attach_without_a_process_is_a_shell(skerry: Run) -> None:
     done = skerry("attach", "box", input=b"echo $((40+2)); exit 4\n")
     assert (done.returncode, done.stdout) == (4, b"42\n")

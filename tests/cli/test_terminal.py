@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -196,6 +197,18 @@ def test_without_a_command_it_is_the_shell_of_the_box(open_screen: Callable[...,
     screen.type("echo $((40+2)); exit 3\r")
     screen.wait_for("42")
     assert screen.wait() == 3
+
+
+@pytest.mark.skipif(shutil.which("busybox") is None, reason="busybox is not installed")
+def test_a_box_without_a_shell_says_so(open_screen: Callable[..., Screen], boxes: Path) -> None:
+    root = boxes / "root"
+    (root / "bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "", root / "bin/busybox")
+    screen = open_screen("run", "-it", "--root", str(root))
+    screen.wait_for("this box has no shell, /bin/sh is missing")
+    assert screen.wait() == 125
+    screen = open_screen("run", "-it", "--root", str(root), "--", "busybox", "sh", "-c", "exit 5")
+    assert screen.wait() == 5
 
 
 def test_ctrl_c_interrupts_a_command_that_has_no_terminal(open_screen: Callable[..., Screen]) -> None:

@@ -10,6 +10,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,8 @@ kinds = st.fixed_dictionaries(
         "labels": st.just({"boots": "slowly"}),
     },
 )
+acting: ContextVar[Owner] = ContextVar("acting")
+"""Which program it is that does something right now."""
 Operation = Callable[["Model", "Program", int, dict[str, Any]], Awaitable[None]]
 
 
@@ -62,7 +65,6 @@ class Program:
         self.owner = Owner("host/boot", number, number)
         self.fuse = Fuse(on_death=lambda: model.alive.discard(self.owner))
         model.alive.add(self.owner)
-        model.patch.setattr(owners, "this_process", lambda: self.owner)
         self.manager = AsyncSandboxManager(
             model.config,
             store=fused_store(model.store, self.fuse),
@@ -90,13 +92,15 @@ class Model(RuleBasedStateMachine):
         self.ends_at: dict[SandboxId, float] = {}
         self.broken: set[SandboxId] = set()
         self.returned: set[SandboxId] = set()
+        self.remade: set[SandboxId] = set()
 
     @initialize()
     def begin(self) -> None:
         clock = SimpleNamespace(time=self.now)
-        for module in ("manager", "repair", "store.store", "explain"):
+        for module in ("manager", "core", "states", "remaking", "repair", "store.store", "explain"):
             self.patch.setattr(f"skerry.{module}.time", clock)
         self.patch.setattr(owners, "is_alive", lambda owner: owner in self.alive)
+        self.patch.setattr(owners, "this_process", acting.get)
         self.patch.setattr(owners, "boot_id", lambda: f"boot {self.boot}")
         self.mock = Mock(host=Host())
         self.mock.discover = self._discover  # type: ignore[method-assign]
@@ -130,6 +134,7 @@ class Model(RuleBasedStateMachine):
 
     async def _new_program(self) -> Program:
         program = Program(self, next(self.numbers))
+        acting.set(program.owner)
         await program.manager.__aenter__()
         return program
 
@@ -183,6 +188,22 @@ class Model(RuleBasedStateMachine):
             paused = (await program.manager.record(id)).state is State.PAUSED
             await (program.manager.resume(id) if paused else program.manager.start(id))
 
+    async def restore(self, program: Program, pick: int, options: dict[str, Any]) -> None:
+        if (id := self._pick(pick)) is not None:
+            self.remade.add(id)
+            self._unsure(id)  # one that was begun and came to no end is lost
+            if f"of-{id}" not in self.mock.host.snapshots:
+                await program.manager.snapshot(id, f"of-{id}")
+            await program.manager.restore(id, f"of-{id}")
+
+    async def fork(self, program: Program, pick: int, options: dict[str, Any]) -> None:
+        if (id := self._pick(pick)) is not None:
+            sandbox = await program.manager.fork(id)
+            self.want.setdefault(sandbox.id, "live")
+            self.returned.add(sandbox.id)
+            if sandbox.spec.lifetime_s:
+                self.ends_at[sandbox.id] = self.now() + 50
+
     async def use(self, program: Program, pick: int, options: dict[str, Any]) -> None:
         box = self.mock.host.boxes.get(id) if (id := self._pick(pick)) is not None else None
         if box is not None and box.state is BoxState.RUNNING:
@@ -199,7 +220,9 @@ class Model(RuleBasedStateMachine):
         if self.want[id] != "gone":
             self.want[id] = "either"
 
-    changes = st.sampled_from([create, create, create, destroy, destroy_all, pause, stop, go_on, reconcile])
+    changes = st.sampled_from(
+        [create, create, create, destroy, destroy_all, pause, stop, go_on, reconcile, restore, fork]
+    )
 
     @rule(who=programs, what=st.just(use) | changes, pick=picks, options=kinds, strike=strikes)
     def one_acts(self, who: int, what: Operation, pick: int, options: dict[str, Any], strike: Strike | None) -> None:
@@ -230,11 +253,15 @@ class Model(RuleBasedStateMachine):
     async def _attempt(
         self, deeds: list[tuple[int, Operation, int, dict[str, Any]]], strikes: list[tuple[int, Strike | None]]
     ) -> None:
+        async def act(who: int, what: Operation, pick: int, options: dict[str, Any]) -> None:
+            acting.set(self.programs[who].owner)
+            await what(self, self.programs[who], pick, options)
+
         for who, strike in strikes:
             self.programs[who].fuse.arm(strike)
         async with asyncio.timeout(STUCK_S):
             results = await asyncio.gather(
-                *(what(self, self.programs[who], pick, options) for who, what, pick, options in deeds),
+                *(act(*deed) for deed in deeds),
                 return_exceptions=True,
             )
         for result in results:
@@ -334,8 +361,8 @@ class Model(RuleBasedStateMachine):
             return
         for record in self.run(self.store.list(ENDED)):
             by_itself = record.cause in (Cause.BOX_DIED, Cause.HOST_RESTARTED) or record.state is State.LOST
-            assert not by_itself or record.id in self.broken, f"nothing befell it: {record}"
-            if record.cause is Cause.CREATION_FAILED:
+            assert not by_itself or record.id in self.broken | self.remade, f"nothing befell it: {record}"
+            if record.cause is Cause.CREATION_FAILED and record.id not in self.remade:
                 assert record.id not in self.returned, f"it was made: {record}"
             if record.cause is Cause.OWNER_DIED:
                 assert record.ephemeral
@@ -369,6 +396,7 @@ class Model(RuleBasedStateMachine):
         self.answers = True
         await self._all_die()
         manager = self.programs[0].manager
+        acting.set(self.programs[0].owner)
         await manager.reconcile()
         assert await manager.reconcile() == [], "nothing is left to do"
         records = {record.id: record for record in await self.store.list(ENDED)}
@@ -378,6 +406,9 @@ class Model(RuleBasedStateMachine):
         for record in records.values():
             assert record.state in (State.LOST, State.DESTROYED) or record.id in held, record
             assert not record.doomed or record.state is State.DESTROYED, record
+        for name in self.mock.host.snapshots:
+            fork = SandboxId(name.removeprefix("tmp-"))
+            assert fork == name or fork in boxes, f"left by a fork: {name}"
         for id, want in self.want.items():
             if want != "either":
                 assert (id in boxes) is (want == "live"), f"{id} should be {want}: {records[id]}"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.lifecycle import TRANSITIONS, State
-from skerry.providers.base import BoxState, BoxStatus
-from skerry.reconcile import INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide
+from skerry.providers.base import BoxState, BoxStatus, Snapshot
+from skerry.reconcile import INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide, leftovers
 from skerry.records import Cause, Owner, Record
 from skerry.spec import SandboxId, Spec, new_id
 
@@ -39,6 +39,7 @@ def verdict_on(it: Record, box: BoxStatus | None) -> Verdict:
 C, R, P, S, E, L = State.CREATING, State.READY, State.PAUSED, State.STOPPED, State.ERROR, State.LOST
 GONE = {"box_died": {}, "host_restarted": {"boot_id": "another boot"}}
 Z = State.DESTROYED
+FAILED = Cause.CREATION_FAILED
 
 TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause | None]] = [
     # its maker lives: whatever the host says, it is the maker's
@@ -53,6 +54,28 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (C, {"owner": DEAD, "key": "k"}, None, Action.DESTROY, Z, Cause.CREATION_FAILED),
     (C, {"owner": DEAD, "key": "k"}, "dead", Action.DESTROY, Z, Cause.CREATION_FAILED),
     (C, {"owner": DEAD, "key": "k", "ephemeral": True}, "running", Action.DESTROY, Z, Cause.CREATION_FAILED),
+    (C, {"owner": DEAD, "key": "k"}, "running", Action.FINISH, R, None),
+    (C, {"owner": DEAD, "key": "k", "spec": {"env": {"A": "***"}}}, "running", Action.DESTROY, Z, FAILED),
+    (C, {"owner": DEAD, "key": "k", "spec": {"snapshot": "s"}}, "running", Action.DESTROY, Z, FAILED),
+    # it is made anew
+    (R, {"remaker": ALIVE}, "running", Action.LEAVE, None, None),
+    (R, {"remaker": ALIVE}, None, Action.LEAVE, None, None),
+    (C, {"remaker": ALIVE, "owner": DEAD}, None, Action.LEAVE, None, None),
+    (C, {"remaker": ALIVE, "owner": DEAD, "ephemeral": True}, "running", Action.LEAVE, None, None),
+    (C, {"remaker": FAR}, None, Action.LEAVE, None, None),
+    # whoever did that is dead: the old box was whole, of a new one nobody knows
+    (R, {"remaker": DEAD}, "running", Action.ADOPT, R, None),
+    (S, {"remaker": DEAD}, "stopped", Action.ADOPT, S, None),
+    (P, {"remaker": DEAD}, "stopped", Action.ADOPT, S, None),
+    (R, {"remaker": DEAD}, "dead", Action.LOST, L, FAILED),
+    (R, {"remaker": DEAD}, None, Action.LOST, L, FAILED),
+    (C, {"remaker": DEAD}, None, Action.LOST, L, FAILED),
+    (C, {"remaker": DEAD}, "running", Action.LOST, L, FAILED),
+    (C, {"remaker": FAR, "updated_at": 9_000.0}, "dead", Action.LOST, L, FAILED),
+    (L, {"remaker": DEAD}, "running", Action.LOST, L, FAILED),
+    (L, {"remaker": DEAD}, None, Action.LEAVE, None, None),
+    (L, {"remaker": ALIVE}, None, Action.LEAVE, None, None),
+    (R, {"remaker": DEAD, "doomed": True, "cause": Cause.USER}, "running", Action.DESTROY, Z, Cause.USER),
     # its maker is on another machine
     (C, {"owner": FAR}, None, Action.LEAVE, None, None),
     (C, {"owner": FAR, "updated_at": 9_000.0}, None, Action.DESTROY, Z, Cause.CREATION_FAILED),
@@ -89,6 +112,11 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (R, {"spec": {"lifetime_s": 100}}, None, Action.DESTROY, Z, Cause.LIFETIME),
     (R, {"spec": {"lifetime_s": 100}}, "dead", Action.DESTROY, Z, Cause.LIFETIME),
     (R, {"spec": {"lifetime_s": 500}}, None, Action.LOST, L, Cause.BOX_DIED),
+    (P, {"spec": {"lifetime_s": 100}}, "paused", Action.DESTROY, Z, Cause.LIFETIME),
+    (S, {"spec": {"lifetime_s": 100}}, "stopped", Action.DESTROY, Z, Cause.LIFETIME),
+    (R, {"spec": {"lifetime_s": 100}}, "stopped", Action.DESTROY, Z, Cause.LIFETIME),
+    (S, {"spec": {"lifetime_s": 500}}, "stopped", Action.LEAVE, None, None),
+    (R, {"spec": {"lifetime_s": 100}}, "running", Action.LEAVE, None, None),
     (R, {"spec": {"idle_s": 60}}, None, Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 60}}, "dead", Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 200}}, None, Action.LOST, L, Cause.BOX_DIED),
@@ -115,6 +143,47 @@ def test_each_combination_has_its_verdict(
 def test_a_lost_one_keeps_its_cause_when_its_time_is_over() -> None:
     it = record(L, cause=Cause.BOX_DIED, spec={"lifetime_s": 50})
     assert verdict_on(it, None).cause in (None, Cause.BOX_DIED)
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "box", "action"),
+    [
+        (R, {}, BoxStatus(state=BoxState.RUNNING, outdated=True), Action.REBUILD),
+        (R, {}, BoxStatus(state=BoxState.RUNNING), Action.LEAVE),
+        (S, {}, BoxStatus(state=BoxState.STOPPED, outdated=True), Action.LEAVE),
+        (R, {}, BoxStatus(state=BoxState.STOPPED, outdated=True), Action.FOLLOW),
+        (R, {"doomed": True}, BoxStatus(state=BoxState.RUNNING, outdated=True), Action.DESTROY),
+        (R, {"remaker": ALIVE}, BoxStatus(state=BoxState.RUNNING, outdated=True), Action.LEAVE),
+        (L, {"remaker": DEAD}, None, Action.REBUILD),
+        (L, {}, None, Action.LEAVE),
+    ],
+)
+def test_what_is_outdated_is_made_anew_where_asked(
+    state: State, fields: dict[str, Any], box: BoxStatus | None, action: Action
+) -> None:
+    it = record(state, **fields)
+    there = {it.id: box} if box is not None else {}
+    (verdict,) = decide("mock", [it], there, msgspec.structs.replace(NOW, rebuild=True))
+    assert verdict.action is action, verdict.why
+    (without,) = decide("mock", [it], there, NOW)
+    assert without.action is (Action.LEAVE if action is Action.REBUILD else action)
+
+
+def test_only_what_a_fork_of_ours_has_left_is_a_leftover() -> None:
+    gone, there = record(Z, cause=Cause.USER), record(R)
+    forgotten, foreign = new_id(), new_id()
+
+    def snapshot(name: str, sandbox: str) -> Snapshot:
+        return Snapshot(name=name, id=name, sandbox=sandbox, size=1, created_at=0.0)
+
+    found = [
+        snapshot("mine", there.id),
+        snapshot(f"tmp-{gone.id}", there.id),
+        snapshot(f"tmp-{there.id}", there.id),
+        snapshot(f"tmp-{forgotten}", there.id),
+        snapshot(f"tmp-{foreign}", new_id()),
+    ]
+    assert leftovers(found, [gone, there]) == [f"tmp-{gone.id}", f"tmp-{forgotten}"]
 
 
 def test_a_box_of_ours_without_a_record_is_destroyed() -> None:
@@ -144,7 +213,7 @@ IDS = [new_id() for _ in range(6)]
 def records(draw: st.DrawFn) -> list[Record]:
     return [
         record(
-            draw(st.sampled_from(State)),
+            state := draw(st.sampled_from(State)),
             id=id,
             owner=draw(st.sampled_from([ALIVE, DEAD, FAR])),
             ephemeral=draw(st.booleans()),
@@ -153,6 +222,7 @@ def records(draw: st.DrawFn) -> list[Record]:
             key=draw(st.sampled_from([None, f"key of {id}"])),
             boot_id=draw(st.sampled_from(["", "this boot", "another boot"])),
             updated_at=draw(st.sampled_from([9_000.0, 9_999.0])),
+            remaker=draw(st.sampled_from([None, None, ALIVE, DEAD, FAR])) if state is not E else None,
             spec={
                 "lifetime_s": draw(st.sampled_from([0, 50, 5000])),
                 "idle_s": draw(st.sampled_from([0, 50, 5000])),
@@ -168,6 +238,7 @@ boxes = st.dictionaries(
         BoxStatus,
         state=st.sampled_from(BoxState),
         labels=st.sampled_from([{}, {INSTANCE_LABEL: "ours"}, {INSTANCE_LABEL: "another"}]),
+        outdated=st.booleans(),
     ),
 )
 
@@ -189,7 +260,7 @@ def test_everything_gets_exactly_one_verdict(them: list[Record], there: dict[San
 def test_what_is_being_made_is_left_to_its_living_maker(them: list[Record], there: dict[SandboxId, BoxStatus]) -> None:
     verdicts = {verdict.id: verdict for verdict in decide("mock", them, there, NOW)}
     for it in them:
-        if it.state is C and it.owner is ALIVE and not it.doomed:
+        if it.state is C and (it.remaker or it.owner) is ALIVE and not it.doomed:
             assert verdicts[it.id].action is Action.LEAVE
 
 
@@ -212,8 +283,26 @@ def test_a_wanted_sandbox_whose_box_lives_is_never_destroyed(
     for it in them:
         box = there.get(it.id)
         kept = it.state in (R, P, S, L) and not it.doomed and not (it.ephemeral and it.owner is DEAD)
-        if kept and box is not None and box.state is not BoxState.DEAD:
+        is_over = it.ends_at is not None and it.ends_at <= NOW.time
+        half_made = it.remaker is not None and it.state is L
+        if kept and not is_over and not half_made and box is not None and box.state is not BoxState.DEAD:
             assert verdicts[it.id].action in (Action.LEAVE, Action.FOLLOW, Action.ADOPT)
+
+
+@given(records(), boxes, st.booleans())
+def test_one_that_is_made_anew_is_never_destroyed_for_that(
+    them: list[Record], there: dict[SandboxId, BoxStatus], rebuild: bool
+) -> None:
+    now = msgspec.structs.replace(NOW, rebuild=rebuild)
+    verdicts = {verdict.id: verdict for verdict in decide("mock", them, there, now)}
+    for it in them:
+        if it.remaker is None or it.doomed or it.state in (L, Z):
+            continue
+        verdict = verdicts[it.id]
+        if it.remaker is ALIVE:
+            assert verdict.action is Action.LEAVE
+        elif not (it.ephemeral and it.owner is DEAD) and it.spec.lifetime_s != 50:
+            assert verdict.action in (Action.LEAVE, Action.ADOPT, Action.LOST)
 
 
 @given(records(), boxes)
@@ -234,10 +323,12 @@ def act(
 ) -> tuple[list[Record], dict[SandboxId, BoxStatus]]:
     after, left = {it.id: it for it in them}, dict(there)
     for verdict in verdicts:
-        if verdict.action is Action.DESTROY:
+        if verdict.action in (Action.DESTROY, Action.LOST):
             left.pop(verdict.id, None)
         if verdict.to is not None:
-            after[verdict.id] = msgspec.structs.replace(after[verdict.id], state=verdict.to, cause=verdict.cause)
+            settled = {} if verdict.to in (L, Z) else {"remaker": None}
+            fields = {"state": verdict.to, "cause": verdict.cause, **settled}
+            after[verdict.id] = msgspec.structs.replace(after[verdict.id], **fields)
     return list(after.values()), left
 
 
@@ -246,7 +337,7 @@ def act(
 def test_once_acted_on_nothing_is_left_to_do(them: list[Record], there: dict[SandboxId, BoxStatus]) -> None:
     after, left = act(them, there, decide("mock", them, there, NOW))
     assert {verdict.action for verdict in decide("mock", after, left, NOW)} <= {Action.LEAVE}
-    held = {it.id: it.state for it in after if it.is_live}
+    held = {it.id: it.state for it in after if it.is_live and it.remaker is None}
     for id, box in left.items():
         if id in held and held[id] not in (C, E):
             assert {R: BoxState.RUNNING, P: BoxState.PAUSED, S: BoxState.STOPPED}[held[id]] is box.state

@@ -105,7 +105,9 @@ _PATIENCE_S = 10.0
 
 def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The manager's clock is ahead by so much."""
-    monkeypatch.setattr("skerry.repair.time", SimpleNamespace(time=lambda: time.time() + seconds))
+    clock = SimpleNamespace(time=lambda: time.time() + seconds)
+    for module in ("repair", "states", "remaking"):
+        monkeypatch.setattr(f"skerry.{module}.time", clock)
 
 
 async def in_agreement(manager: AsyncSandboxManager, provider: Provider) -> None:

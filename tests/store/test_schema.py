@@ -35,6 +35,28 @@ async def test_an_older_registry_is_brought_up_to_date_and_keeps_what_it_knows(
     await new.aclose()
 
 
+async def test_a_registry_of_the_first_version_is_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        old = await Store.open(url)
+        await old._database.transact(
+            lambda tx: tx.execute(
+                "INSERT INTO sandboxes (id, seq, version, state, project, provider, spec, owner, enforced, detail, "
+                "cid, boot_id, created_at, updated_at, ephemeral, doomed, booting) VALUES "
+                "('x', 1, 1, 'ready', 'default', 'local', '{}', ?, '{}', '', 3, '', 1, 1, 0, 1, 0)",
+                '{"host": "h", "pid": 1, "started": 1}',
+            )
+        )
+        await old.aclose()
+    new = await Store.open(url)
+    (record,) = await new.list()
+    assert (record.doomed, record.volumes, record.remaker) == (True, False, None)
+    changed = await new.change(record, volumes=True, remaker=OWNER, boot_id="another")
+    assert await new.get(record.id) == changed
+    assert (changed.volumes, changed.remaker, changed.boot_id) == (True, OWNER, "another")
+    await new.aclose()
+
+
 async def test_a_migration_that_fails_leaves_the_registry_as_it_was(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old = await Store.open(url)
     await old.aclose()

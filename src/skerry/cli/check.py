@@ -18,8 +18,10 @@ from skerry.cli.output import json_option, print_json
 
 @click.command()
 @click.argument("provider", shell_complete=provider_names)
+@click.option("--image", metavar="NAME", help="What its boxes are made of, where it has images; one with a shell.")
+@click.option("--runtime", metavar="NAME", help="The OCI runtime, such as runsc.")
 @json_option
-def command(provider: str, as_json: bool) -> int:
+def command(provider: str, image: str | None, runtime: str | None, as_json: bool) -> int:
     """Run the conformance suite against a provider on this machine."""
     from skerry.config import load
 
@@ -28,7 +30,9 @@ def command(provider: str, as_json: bool) -> int:
         raise click.ClickException("the suite needs pytest: pip install 'skerry[testing]'")
     with tempfile.TemporaryDirectory(prefix="skerry-check-") as folder:
         report = Path(folder, "report.xml")
-        suite = subprocess.run([*_pytest(provider), f"--junitxml={report}"], stdout=sys.stderr if as_json else None)
+        fields = [f"--skerry-{name}={value}" for name, value in (("image", image), ("runtime", runtime)) if value]
+        argv = [*_pytest(provider), *fields, f"--junitxml={report}"]
+        suite = subprocess.run(argv, stdout=sys.stderr if as_json else None)
         if as_json:
             print_json({"provider": provider, "exit_code": suite.returncode, **_summary(report)})
     return suite.returncode

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from skerry.cli.output import SHORT_ID
 
 if TYPE_CHECKING:
+    from skerry.manager import AsyncSandboxManager
     from skerry.records import Record
+
+T = TypeVar("T")
 
 
 def provider_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -32,6 +36,35 @@ def references(_ctx: click.Context, _param: click.Parameter, incomplete: str) ->
     ids = [record.id if len(incomplete) > SHORT_ID else record.id[:SHORT_ID] for record in records]
     names = [record.name for record in records if record.name]
     return [word for word in (*names, *ids) if word.startswith(incomplete)]
+
+
+def snapshot_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of snapshots, for a shell to complete."""
+    return _asked(lambda manager: manager.snapshots(), lambda snapshot: snapshot.name, incomplete)
+
+
+def volume_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of volumes, for a shell to complete."""
+    return _asked(lambda manager: manager.volumes(), lambda volume: volume.name, incomplete)
+
+
+def cache_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The tools that have a cache, for a shell to complete."""
+    return _asked(lambda manager: manager.volumes("cache"), lambda volume: volume.label, incomplete)
+
+
+def _asked(
+    ask: Callable[[AsyncSandboxManager], Awaitable[list[T]]], name: Callable[[T], str], incomplete: str
+) -> list[str]:
+    """What providers hold; one that does not answer offers none."""
+    from skerry.cli.registry import with_manager
+    from skerry.errors import SkerryError
+
+    try:
+        found = with_manager(ask)
+    except SkerryError:
+        return []
+    return sorted({name(each) for each in found if name(each).startswith(incomplete)})
 
 
 async def _live_records() -> list[Record]:

@@ -63,19 +63,17 @@ async def _examine(config: Config, name: str) -> dict[str, Any]:
 
 
 async def _ask(config: Config, name: str) -> dict[str, Any]:
-    from skerry.spec import Spec
-
     provider = config.load_provider(name)
     try:
         await provider.check()
-        limits = await provider.enforcement(Spec(provider=name))
+        details = await provider.describe()
     finally:
         await provider.aclose()
     return {
         "available": True,
         "isolation": provider.isolation.name.lower(),
         "capabilities": sorted(provider.capabilities),
-        "limits": {field: {"by": how.by, "why_not": how.why_not} for field, how in limits.items()},
+        "details": {field: {"by": how.by, "why_not": how.why_not} for field, how in details.items()},
     }
 
 
@@ -112,8 +110,8 @@ def _print(findings: dict[str, Any]) -> None:
         if provider["available"]:
             can = ", ".join(provider["capabilities"]) or "no optional verbs"
             _line(True, provider["name"] + default, f"isolation {provider['isolation']}; {can}")
-            for field, how in provider["limits"].items():
-                _line(bool(how["by"]), f"  {field}", how["by"] or f"not enforced: {how['why_not']}")
+            for field, how in provider["details"].items():
+                _line(bool(how["by"]), f"  {field}", how["by"] or how["why_not"])
         else:
             _line(False, provider["name"] + default, provider["reason"])
             if provider["fix"]:

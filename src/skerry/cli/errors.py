@@ -27,6 +27,7 @@ EXIT_CODES: Mapping[str, int] = {
     "config_error": OURS,
     "unsupported": OURS,
     "not_found": OURS,
+    "image_not_found": OURS,
     "wrong_state": OURS,
     "conflict": OURS,
     "limit_reached": OURS,

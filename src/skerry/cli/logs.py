@@ -1,9 +1,9 @@
-"""`skerry logs`: what background processes said, as far as their sandbox keeps it."""
+"""`skerry logs`: what background processes said, as far as their sandbox keeps it, and what the box itself said."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +21,43 @@ if TYPE_CHECKING:
 @click.argument("sandbox", metavar="SANDBOX", shell_complete=references)
 @click.argument("number", metavar="[PROCESS]", type=int, required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until they end.")
+@click.option("--box", "of_box", is_flag=True, help="What the box itself said, such as its agent's last words.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last lines; needs --box.")
 @json_option
-def command(sandbox: str, number: int | None, follow: bool, as_json: bool) -> None:
-    """Show the output of background processes.
+def command(sandbox: str, number: int | None, follow: bool, of_box: bool, tail: int | None, as_json: bool) -> None:
+    """Show the output of background processes, or of the box itself.
 
     The last 1 MiB of each is kept. Without a PROCESS it is that of all, and each line bears the number if there are
     several.
     """
+    ctx = click.get_current_context()
     if follow and as_json:
-        raise click.UsageError("--json and -f exclude each other", click.get_current_context())
-    from skerry.cli.registry import with_sandbox
+        raise click.UsageError("--json and -f exclude each other", ctx)
+    if of_box and number is not None:
+        raise click.UsageError("--box and a PROCESS exclude each other", ctx)
+    if tail is not None and not of_box:
+        raise click.UsageError("--tail needs --box", ctx)
+    from skerry.cli.registry import with_manager, with_sandbox
 
+    if of_box:
+        said = with_manager(lambda manager: _of_box(manager.logs(sandbox, follow=follow, tail=tail), as_json))
+        if as_json:
+            print_json(output_data("log", said))
+        return
     if as_json:
         print_json(with_sandbox(sandbox, lambda opened: _collect(opened, number)))
     else:
         with_sandbox(sandbox, lambda opened: _show(opened, number, follow))
+
+
+async def _of_box(log: AsyncIterator[bytes], keep: bool) -> bytes:
+    said = b""
+    async for chunk in log:
+        if keep:
+            said += chunk
+        else:
+            await write_all(1, chunk)
+    return said
 
 
 async def _collect(sandbox: AsyncSandbox, number: int | None) -> list[dict[str, Any]]:

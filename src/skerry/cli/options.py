@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
@@ -13,9 +14,11 @@ from skerry.cli.completion import provider_names
 if TYPE_CHECKING:
     from skerry.config import Config
     from skerry.records import Filter
-    from skerry.spec import Spec, SpecOptions
+    from skerry.spec import Spec, SpecOptions, Workspace
 
 _STATES = ("creating", "ready", "paused", "stopped", "error", "lost", "destroyed")  # a test holds them to `State`
+_CACHES = ("none", "read", "write")  # a test holds them to `Cache`
+_PATH = click.Path(exists=True, file_okay=False, resolve_path=True)
 _OPTIONS = (
     click.option("-e", "--env", multiple=True, metavar="K=V|K", help="A variable, or one of yours by its name."),
     click.option("-w", "--workdir", "cwd", metavar="DIR", help="The folder in the box to start in."),
@@ -31,6 +34,16 @@ _OPTIONS = (
     click.option("--provider", metavar="NAME", shell_complete=provider_names, help="What makes the box."),
     click.option("--root", type=click.Path(resolve_path=True), metavar="DIR", help="A folder that is the box's /."),
     click.option("--image", metavar="NAME", help="The image that the box is made from."),
+    click.option("--snapshot", metavar="NAME", help="A snapshot whose files it begins with."),
+    click.option("--runtime", metavar="NAME", help="The OCI runtime that runs it, e.g. runsc."),
+    click.option("--writable-root", is_flag=True, help="Let the box change the files of its image."),
+    click.option("--data/--no-data", default=None, help="A volume at /.data that outlives the box, or none."),
+    click.option("--cache", type=click.Choice(_CACHES), help="The project's caches: none (default), read, write."),
+    click.option("--cache-path", "cache_paths", multiple=True, metavar="NAME=PATH", help="A cache of your own."),
+    click.option("--workspace", "work_path", type=_PATH, metavar="DIR", help="A folder to work on, at ~/workspace."),
+    click.option("--workspace-copy", "work_copy", is_flag=True, help="Copy that folder instead of showing it."),
+    click.option("--workspace-source", "work_source", metavar="URL|PATH", help="A git repository to clone there."),
+    click.option("--workspace-commit", "work_commit", metavar="REV", help="The branch, tag or hash of that."),
     click.option("--name", metavar="NAME", help="A name for people."),
     click.option("--label", "labels", multiple=True, metavar="K=V", help="A label; can be given again."),
     click.option("--project", metavar="NAME", help="What it belongs to."),
@@ -79,10 +92,27 @@ def make_spec(options: dict[str, Any]) -> tuple[Config, Spec]:
     from skerry.config import load
 
     config = load({key: options.pop(key) for key in _SETTINGS})
+    workspace = _workspace(**{key: options.pop(f"work_{key}") for key in ("path", "copy", "source", "commit")})
     fields = {key: value for key, value in options.items() if value not in (None, ())}
     fields["env"] = environment(options["env"])
     fields["labels"] = _labels(options["labels"])
+    fields["cache_paths"] = dict(_pair(text, "--cache-path") for text in options["cache_paths"])
+    if workspace is not None:
+        fields["workspace"] = workspace
     return config, config.spec(cast("SpecOptions", fields))
+
+
+def _workspace(path: str | None, copy: bool, source: str | None, commit: str | None) -> Workspace | None:
+    from skerry.spec import Workspace
+
+    if path is None and source is None:
+        if copy or commit is not None:
+            flag = "--workspace-copy needs --workspace" if copy else "--workspace-commit needs --workspace-source"
+            raise click.UsageError(flag, click.get_current_context())
+        return None
+    if source is not None and os.path.exists(source):
+        source = os.path.abspath(source)
+    return Workspace(path=path, copy=copy, source=source, commit=commit)
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,17 +9,19 @@ from skerry.cli.output import SHORT_ID, json_option, print_json, print_table
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
+@click.option("--rebuild", is_flag=True, help="Make anew what runs on an older image than its name means now.")
 @json_option
-def command(dry_run: bool, as_json: bool) -> None:
+def command(dry_run: bool, rebuild: bool, as_json: bool) -> None:
     """Compare the registry with the host and repair the difference.
 
-    What a crash left is finished, taken up again or removed (volumes are kept); one line tells each.
+    What a crash left is finished, taken up again or removed (volumes are kept); one line tells each. What runs on an
+    outdated image is told, and left as it is without --rebuild, which keeps its volumes and nothing else.
     """
     import msgspec
 
     from skerry.cli.registry import with_manager
 
-    verdicts = with_manager(lambda manager: manager.reconcile(dry_run=dry_run))
+    verdicts = with_manager(lambda manager: manager.reconcile(dry_run=dry_run, rebuild=rebuild))
     if as_json:
         print_json(msgspec.to_builtins(verdicts))
     else:

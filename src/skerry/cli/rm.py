@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("sandboxes", nargs=-1, metavar="[SANDBOX...]", shell_complete=references)
 @click.option("-f", "--force", is_flag=True, help="One that is not there is no error.")
-@click.option("--volumes", is_flag=True, help="Remove their volumes too.")
+@click.option("-v", "--volumes", is_flag=True, help="Remove their volumes too.")
 @click.option("--all", "every", is_flag=True, help="All, or all that these options leave:")
 @filter_options
 @json_option

@@ -16,7 +16,7 @@ from skerry.store.schema import LIVE
 
 RECORD = (
     "id, spec, state, version, created_at, updated_at, owner, ephemeral, doomed, cause, detail, key, cid, "
-    "enforced, boot_id"
+    "enforced, boot_id, volumes, remaker"
 )
 HIDDEN = "***"
 EVENT = "seq, time, sandbox, kind, state, cause, data"
@@ -48,7 +48,8 @@ def owner_of(text: str) -> Owner:
 
 
 def to_record(row: Sequence[Any]) -> Record:
-    id, spec, state, version, created, updated, owner, ephemeral, doomed, cause, detail, key, cid, enforced, boot = row
+    id, spec, state, version, created, updated, owner, ephemeral, doomed, cause, detail, key, cid, *rest = row
+    enforced, boot, volumes, remaker = rest
     try:
         return Record(
             id=id,
@@ -66,6 +67,8 @@ def to_record(row: Sequence[Any]) -> Record:
             cid=cid,
             enforced=_plain.decode(enforced),
             boot_id=boot,
+            volumes=bool(volumes),
+            remaker=_owner.decode(remaker) if remaker is not None else None,
         )
     except (msgspec.DecodeError, InvalidSpec, ValueError, TypeError) as error:
         raise StoreCorrupt(f"the registry's record of sandbox {id} cannot be read: {error}") from error
@@ -87,6 +90,9 @@ def to_columns(record: Record) -> dict[str, Any]:
         "updated_at": record.updated_at,
         "ephemeral": int(record.ephemeral),
         "doomed": int(record.doomed),
+        "boot_id": record.boot_id,
+        "volumes": int(record.volumes),
+        "remaker": to_json(record.remaker) if record.remaker is not None else None,
     }
 
 

@@ -54,6 +54,10 @@ MIGRATIONS: list[tuple[str, ...]] = [
         )""",
         "CREATE INDEX events_sandbox ON events (sandbox, seq)",
     ),
+    (
+        "ALTER TABLE sandboxes ADD COLUMN volumes SMALLINT NOT NULL DEFAULT 0",
+        "ALTER TABLE sandboxes ADD COLUMN remaker TEXT",
+    ),
 ]
 """Only ever added to; the place of an entry, counted from 1, is the version that it leads to."""
 

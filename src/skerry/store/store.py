@@ -19,6 +19,7 @@ from skerry.store.schema import LIVE, prepare
 TIMEOUT_S = 10.0
 """How long another process, or the database, is waited for."""
 _FREEING = frozenset({State.DESTROYED, State.ERROR, State.LOST})
+_SETTLED = frozenset({State.READY, State.PAUSED, State.STOPPED})
 _CANDIDATES = 10
 _ALL_LIVE = Filter()
 
@@ -124,10 +125,14 @@ class Store:
         spec: Spec | None = None,
         owner: Owner | None = None,
         ephemeral: bool | None = None,
+        volumes: bool | None = None,
+        remaker: Owner | None = None,
+        boot_id: str | None = None,
     ) -> Record:
         """Change what is given, and tell it as one event; Conflict if somebody else changed the record first.
 
-        A sandbox that was lost and is found again has no cause of end any more, unless one is given.
+        A sandbox that was lost and is found again has no cause of end any more, unless one is given; one that is ready,
+        paused or stopped from here on is no longer being made anew.
         """
         wanted: dict[str, Any] = {
             "cause": cause,
@@ -137,6 +142,9 @@ class Store:
             "spec": rows.without_secrets(spec) if spec is not None else None,
             "owner": owner,
             "ephemeral": ephemeral,
+            "volumes": volumes,
+            "remaker": remaker,
+            "boot_id": boot_id,
         }
         given = {field: value for field, value in wanted.items() if value is not None}
         told = kind or (to.value if to is not None else "doomed" if doomed else None)
@@ -149,7 +157,15 @@ class Store:
                 )
             state = move(current.state, to) if to is not None else current.state
             found_again = {"cause": None, "detail": ""} if current.state is State.LOST and state not in _FREEING else {}
-            fields = {**found_again, **given, "state": state, "version": current.version + 1, "updated_at": time.time()}
+            settled = {"remaker": None} if to in _SETTLED else {}
+            fields = {
+                **found_again,
+                **settled,
+                **given,
+                "state": state,
+                "version": current.version + 1,
+                "updated_at": time.time(),
+            }
             changed = msgspec.structs.replace(current, **fields)
             if spec is not None and changed.is_live:
                 _refuse_taken_name(tx, spec, record.id)
@@ -277,8 +293,9 @@ def _refuse_beyond(tx: Transaction, max_sandboxes: int) -> None:
 
 
 def _booting(tx: Transaction) -> set[tuple[str, str]]:
-    """Id and owner of each sandbox that boots now."""
-    return {(id, owner) for id, owner in tx.rows(f"SELECT id, owner FROM sandboxes WHERE {LIVE} AND booting = 1")}
+    """Id and maker of each sandbox that boots now."""
+    sql = f"SELECT id, COALESCE(remaker, owner) FROM sandboxes WHERE {LIVE} AND booting = 1"
+    return {(id, maker) for id, maker in tx.rows(sql)}
 
 
 def _insert(tx: Transaction, record: Record, seq: int, asked: str | None) -> None:
@@ -288,7 +305,6 @@ def _insert(tx: Transaction, record: Record, seq: int, asked: str | None) -> Non
         "key": record.key,
         "asked": asked,
         "cid": record.cid,
-        "boot_id": record.boot_id,
         "created_at": record.created_at,
         "booting": 0,
     }

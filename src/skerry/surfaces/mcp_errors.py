@@ -18,6 +18,7 @@ ADVICE: Mapping[str, str] = {
     "config_error": _TELL,
     "unsupported": "Leave out the argument that the message names, or give it another value.",
     "not_found": "Call list_sandboxes for those that exist, or create_sandbox for a new one.",
+    "image_not_found": "Use an image that the host has; a person can build, import or pull one with `skerry image`.",
     "wrong_state": "Call list_sandboxes to see its state; one that is not ready cannot be used: create another.",
     "conflict": "Choose another name, or use the sandbox that has this one.",
     "limit_reached": "Destroy a sandbox that you no longer need, or ask for less, and call again.",

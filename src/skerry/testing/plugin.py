@@ -25,6 +25,8 @@ pytest.register_assert_rewrite("skerry.testing.conformance")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skerry-provider", help="the provider that the conformance suite is run against")
+    parser.addoption("--skerry-image", help="what its boxes are made of")
+    parser.addoption("--skerry-runtime", help="what its boxes are run by")
 
 
 @pytest.fixture

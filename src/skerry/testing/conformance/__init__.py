@@ -10,9 +10,10 @@ from skerry.testing.conformance.execution import ExecTests
 from skerry.testing.conformance.files import FileTests
 from skerry.testing.conformance.lifecycle import LifecycleTests
 from skerry.testing.conformance.limits import LimitTests
+from skerry.testing.conformance.verbs import VerbTests
 
 
-class ProviderConformance(LifecycleTests, ExecTests, FileTests, BoxTests, LimitTests):
+class ProviderConformance(LifecycleTests, ExecTests, FileTests, BoxTests, LimitTests, VerbTests):
     """The whole suite."""
 
 

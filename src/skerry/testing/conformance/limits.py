@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from skerry.errors import DiskFull, Unsupported
-from skerry.providers.base import VERBS, Provider
+from skerry.errors import AgentError, DiskFull, NotFound, Unsupported
+from skerry.providers.base import VERBS, BoxState, Provider
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec
-from skerry.testing.conformance.base import Suite
+from skerry.testing.conformance.base import Suite, eventually
 
 _MIB = 1 << 20
 
@@ -16,6 +18,8 @@ _MIB = 1 << 20
 class LimitTests(Suite):
     simulated = False
     """True for a provider whose boxes have no real memory and processors to limit."""
+    memory_may_end_box = False
+    """True where a box that runs out of memory may end whole, and not only what asked for too much."""
 
     async def _sandbox(self, provider: Provider, **fields: object) -> AsyncSandbox:
         """A sandbox with a limit, or a test that ends here because the host cannot hold it and says so."""
@@ -32,12 +36,28 @@ class LimitTests(Suite):
         sandbox = await self._sandbox(provider, memory=64 * _MIB)
         try:
             if not self.simulated:
-                # tail keeps all of a line that does not end in memory
-                result = await sandbox.exec("head -c 200000000 /dev/zero | tail -n 1 | wc -c", timeout_s=20)
-                assert result.text.strip() != "200000000"
-            await sandbox.ping()
+                await self._use_up_memory(sandbox)
+            try:
+                await sandbox.ping()
+            except (AgentError, NotFound):
+                assert self.memory_may_end_box
+
+                async def ended() -> bool:
+                    status = (await provider.discover()).get(sandbox.id)
+                    return status is None or status.state is BoxState.DEAD
+
+                await eventually(ended, "the box ends for want of memory")
         finally:
             await sandbox.destroy()
+
+    async def _use_up_memory(self, sandbox: AsyncSandbox) -> None:
+        # tail keeps all of a line that does not end in memory
+        try:
+            result = await sandbox.exec("head -c 200000000 /dev/zero | tail -n 1 | wc -c", timeout_s=20)
+        except (AgentError, NotFound):
+            assert self.memory_may_end_box
+        else:
+            assert result.text.strip() != "200000000"
 
     async def test_processes_are_held(self, provider: Provider) -> None:
         sandbox = await self._sandbox(provider, pids=20)
@@ -47,6 +67,24 @@ class LimitTests(Suite):
             await sandbox.ping()
         finally:
             await sandbox.destroy()
+
+    async def test_processors_are_held(self, provider: Provider) -> None:
+        sandbox = await self._sandbox(provider, cpus=0.2)
+        try:
+            if not self.simulated:
+                spin = "while :; do :; done & p=$!; sleep 2; kill $p; wait; times"
+                result = await sandbox.exec(["sh", "-c", spin], timeout_s=30)
+                minutes, seconds = re.findall(r"(\d+)m([\d.]+)s", result.text)[2]
+                assert int(minutes) * 60 + float(seconds) < 1.0
+        finally:
+            await sandbox.destroy()
+
+    async def test_without_a_network_there_is_only_loopback(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        if not self.simulated:
+            found = (await sandbox.exec(["cat", "/proc/net/dev"])).text.splitlines()[2:]
+            assert {line.partition(":")[0].strip() for line in found} <= {"lo", "tunl0", "sit0", "ip6tnl0"}
+            routes = (await sandbox.exec(["cat", "/proc/net/route"])).text.splitlines()[1:]
+            assert routes == []
 
     async def test_the_disk_is_held(self, provider: Provider) -> None:
         sandbox = await self._sandbox(provider, disk=16 * _MIB)

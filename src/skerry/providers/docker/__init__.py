@@ -1,0 +1,5 @@
+"""Boxes as Docker containers."""
+
+from skerry.providers.docker.provider import Docker, DockerConfig
+
+__all__ = ["Docker", "DockerConfig"]

@@ -1,0 +1,212 @@
+"""The images of an engine: list, build, pull, import and remove them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound
+from skerry.providers.base import Image, ImageBuild, OnProgress, Progress
+from skerry.providers.engine import context, importing, packing
+from skerry.providers.engine.api import Engine
+from skerry.providers.engine.image_config import missing
+from skerry.providers.engine.telling import Building, Pulling, Telling, converse
+
+_NAME = re.compile(
+    r"(?:[a-z0-9][a-z0-9.\-]*(?::\d+)?/)?"  # a registry
+    r"[a-z0-9]+(?:[._\-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._\-]+[a-z0-9]+)*)*"
+    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
+_NO_NAME = "<none>"
+_HUB = ("docker.io/library/", "docker.io/")
+
+
+class _Listed(msgspec.Struct, rename="pascal"):
+    id: str
+    repo_tags: list[str] | None = None
+    repo_digests: list[str] | None = None
+    labels: dict[str, str] | None = None
+    size: int = 0
+    created: int | str | None = None
+
+
+class _Container(msgspec.Struct, rename="pascal"):
+    id: str
+    image_i_d: str = msgspec.field(name="ImageID", default="")
+    names: list[str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class _Version(msgspec.Struct, rename="pascal"):
+    arch: str
+
+
+class Images:
+    """All that an engine's boxes can be made of."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def images(self) -> Sequence[Image]:
+        """All but snapshots, the newest first."""
+        listed = await self._engine.get("/images/json", list[_Listed])
+        boxes = await self._containers(ours=True)
+        found = [_image(each, boxes) for each in listed if "skerry.snapshot" not in (each.labels or {})]
+        return sorted(found, key=lambda image: (-(image.created_at or 0), image.id))
+
+    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
+        """Build with the engine's own builder; a step that fails is told with the end of its output."""
+        name = full_name(build.name, digest=False)
+        if not build.dockerfile.strip():
+            raise InvalidSpec("the Dockerfile is empty: it needs at least a FROM", field="dockerfile")
+        query: dict[str, Any] = {
+            "dockerfile": context.DOCKERFILE,
+            "t": name,
+            "buildargs": build.args,
+            "target": build.target,
+            "nocache": build.no_cache,
+            "rm": True,
+            "forcerm": True,
+        }
+        telling = Building(name, on_progress)
+        async with aclosing(packing.from_thread(context.pack(build.dockerfile, build.context))) as pieces:
+            body = _counted(pieces, "sending the context", None, on_progress)
+            await converse(self._engine, "/build", query, telling, body)
+        return await self._one(telling.id or name)
+
+    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
+        """From its registry. Without a tag `latest` is meant, and never all tags there are."""
+        name = full_name(name)
+        named, _, digest = name.partition("@")
+        repository = _untagged(named)
+        query = {"fromImage": repository, "tag": digest or named[len(repository) + 1 :]}
+        await converse(self._engine, "/images/create", query, Pulling(name, self._engine.provider, on_progress))
+        return await self._one(name)
+
+    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
+        """Whole or not at all: what makes an image of it is sent last."""
+        name = full_name(name, digest=False)
+        on_progress(Progress(f"looking at {source.name}"))
+        async with importing.parcel(source, _with_registry(name), await self._architecture()) as parcel:
+            async with aclosing(packing.from_thread(parcel.pieces)) as pieces:
+                body = _counted(pieces, f"importing {source.name}", parcel.total, on_progress)
+                await converse(self._engine, "/images/load", {}, Telling(f"the import of {name}"), body)
+            if parcel.left_out:
+                count = len(parcel.left_out)
+                on_progress(Progress(f"left out {count} devices, sockets or mounts, such as {parcel.left_out[0]}"))
+        return await self._one(name)
+
+    async def remove_image(self, name: str, *, force: bool = False) -> None:
+        """With `force` also if it has more names than this one. What a box is made of always stays."""
+        image = await self._one(name)
+        users = [each for each in await self._containers() if _same(each.image_i_d, image.id)]
+        ours = [sandbox for each in users if (sandbox := (each.labels or {}).get("skerry.sandbox"))]
+        if ours:
+            raise Conflict(
+                f"the image {name} is used by {_few('sandbox', ours)}. End them first, with `skerry rm ID`: "
+                "their boxes cannot be started again without it"
+            )
+        if force and users:  # some engines would take the containers away with it
+            names = [(each.names or [each.id[:12]])[0].lstrip("/") for each in users]
+            raise Conflict(f"the image {name} is used by {_few('container', names)}, which skerry did not make")
+        if not force and _ID.fullmatch(name) and len(image.names) > 1:
+            raise Conflict(f"the image has several names ({', '.join(image.names)}): remove it under each, or force it")
+        try:
+            await self._engine.delete(f"/images/{_in_path(name)}", query={"force": force})
+        except NotFound as error:
+            raise ImageNotFound(missing(self._engine.provider, name)) from error
+
+    async def _one(self, name: str) -> Image:
+        try:
+            found = await self._engine.get(f"/images/{_in_path(name)}/json", _Listed)
+        except NotFound as error:
+            raise ImageNotFound(missing(self._engine.provider, name)) from error
+        return _image(found, await self._containers(ours=True))
+
+    async def _containers(self, *, ours: bool = False) -> list[_Container]:
+        """Those there are, running or not."""
+        filters = {"label": [f"skerry={self._engine.provider}"]} if ours else {}
+        return await self._engine.get("/containers/json", list[_Container], query={"all": True, "filters": filters})
+
+    async def _architecture(self) -> str:
+        return (await self._engine.get("/version", _Version)).arch
+
+
+def full_name(name: str, *, digest: bool = True) -> str:
+    """A name as engines take it, with its tag. Raises InvalidSpec for what is none."""
+    match = _NAME.fullmatch(name)
+    if match is None or len(name) > 400 or (match["digest"] and not digest):
+        raise InvalidSpec(f"{name[:100]!r} is not a name for an image; write e.g. debian:12", field="image")
+    return name if match["tag"] or match["digest"] else f"{name}:latest"
+
+
+def _with_registry(name: str) -> str:
+    """What a short name means, spelled out, as some engines take one in an archive to be of their own."""
+    head, slash, _ = name.partition("/")
+    if slash and (head == "localhost" or "." in head or ":" in head):
+        return name
+    return f"{_HUB[1]}{name}" if slash else f"{_HUB[0]}{name}"
+
+
+def _untagged(name: str) -> str:
+    head, _, last = name.rpartition("/")
+    return f"{head}/{last.partition(':')[0]}" if head else last.partition(":")[0]
+
+
+def _in_path(name: str) -> str:
+    """A name or an id that names nothing but an image, since it becomes part of a path."""
+    return quote(name if _ID.fullmatch(name) else full_name(name), safe="/:@")
+
+
+def _image(found: _Listed, boxes: Iterable[_Container]) -> Image:
+    tags = [tag for tag in found.repo_tags or () if _NO_NAME not in tag]
+    return Image(
+        id=found.id if found.id.startswith("sha256:") else f"sha256:{found.id}",
+        names=tuple(_familiar(tag) for tag in tags),
+        size=found.size,
+        created_at=_moment(found.created),
+        digests=tuple(_familiar(digest) for digest in found.repo_digests or () if _NO_NAME not in digest),
+        used_by=sum(_same(each.image_i_d, found.id) for each in boxes),
+    )
+
+
+def _familiar(name: str) -> str:
+    """Some engines say which registry a short name means, others do not; people write it short."""
+    return next((name.removeprefix(prefix) for prefix in _HUB if name.startswith(prefix)), name)
+
+
+def _moment(created: int | str | None) -> float | None:
+    if isinstance(created, str):
+        try:
+            created = int(datetime.fromisoformat(created).timestamp())
+        except ValueError:
+            return None
+    return float(created) if created and created > 0 else None
+
+
+def _same(one: str, other: str) -> bool:
+    return one.removeprefix("sha256:") == other.removeprefix("sha256:")
+
+
+def _few(word: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    plural = {"sandbox": "sandboxes"}.get(word, f"{word}s")
+    return f"the {word if len(names) == 1 else plural} {', '.join(names[:5])}{more}"
+
+
+async def _counted(
+    pieces: AsyncIterator[bytes], message: str, total: int | None, on_progress: OnProgress
+) -> AsyncIterator[bytes]:
+    done = 0
+    async for piece in pieces:
+        yield piece
+        done += len(piece)
+        on_progress(Progress(message, done if total is None else min(done, total), total))

@@ -1,0 +1,103 @@
+"""The volume with the agent and its interpreter: filled once by each version, then mounted read-only into every box."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skerry.agent import runtime
+from skerry.errors import Conflict, NotFound
+from skerry.providers.engine import layout
+from skerry.providers.engine.api import Engine
+from skerry.providers.engine.scratch import scratch
+
+_FILL_TIMEOUT_S = 120.0
+_LAYOUT = "1"
+"""Another when the folders below are others."""
+
+
+class Runtime:
+    """A volume cannot be renamed or marked when it is whole, so a second, empty one is the mark."""
+
+    def __init__(self, engine: Engine, cache: Path) -> None:
+        self._engine = engine
+        self._cache = cache
+        self._is_whole = False
+        self._folders: dict[str, Path] | None = None
+        self.argv: list[str] = []
+        """The command that runs a script of the agent, up to the script."""
+        self.volume = ""
+
+    async def prepare(self, image: str) -> None:
+        """Have the volume whole; `image` is any that the engine has."""
+        if self._folders is None:
+            await asyncio.get_running_loop().run_in_executor(None, self._find)
+        if not self._is_whole and not await self._is_marked():
+            await self._fill(image)
+        self._is_whole = True
+
+    def forget(self) -> None:
+        """Somebody may have removed it: look again next time."""
+        self._is_whole = False
+
+    def _find(self) -> None:
+        portable = runtime.portable(self._cache)
+        agent = runtime.agent_folder(self._cache, portable.python)
+        key = hashlib.sha256(f"{_LAYOUT}\0{portable.folder.name}\0{agent.name}".encode()).hexdigest()[:16]
+        self._folders = {"agent": agent, "python": portable.folder}
+        self.argv = portable.argv(layout.PYTHON)
+        self.volume = f"skerry-runtime-{key}"
+
+    @property
+    def _mark(self) -> str:
+        return f"{self.volume}-whole"
+
+    async def _is_marked(self) -> bool:
+        return await self._is_ours(self._mark) and await self._is_ours(self.volume)
+
+    async def _is_ours(self, volume: str) -> bool:
+        """Engines make the volumes that they miss, empty and without labels."""
+        try:
+            found = await self._engine.get(f"/volumes/{volume}", dict[str, Any])
+        except NotFound:
+            return False
+        return "skerry" in (found.get("Labels") or {})
+
+    async def _fill(self, image: str) -> None:
+        """Through a container that never runs; those who fill it at the same time write the same."""
+        with suppress(NotFound):
+            await self._engine.delete(f"/volumes/{self._mark}")
+        if not await self._is_ours(self.volume):
+            with suppress(NotFound, Conflict):
+                await self._engine.delete(f"/volumes/{self.volume}")
+        labels = {"skerry": self._engine.provider, "skerry.volume": "runtime"}
+        await self._engine.post("/volumes/create", json={"Name": self.volume, "Labels": labels})
+        mount = {"Type": "volume", "Source": self.volume, "Target": layout.RUNTIME}
+        content = await asyncio.get_running_loop().run_in_executor(None, self._tar)
+        async with scratch(self._engine, image, mounts=[mount]) as container:
+            query = {"path": layout.RUNTIME}
+            await self._engine.put(
+                f"/containers/{container}/archive", query=query, body=content, timeout_s=_FILL_TIMEOUT_S
+            )
+        await self._engine.post("/volumes/create", json={"Name": self._mark, "Labels": labels})
+
+    def _tar(self) -> bytes:
+        def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            return entry
+
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as archive:
+            for name, folder in (self._folders or {}).items():
+                archive.add(folder, name, filter=plain)
+            run = tarfile.TarInfo(os.path.basename(layout.RUN))
+            run.type, run.mode = tarfile.DIRTYPE, 0o1777  # runc gives a tmpfs the mode of what it covers
+            archive.addfile(run)
+        return content.getvalue()

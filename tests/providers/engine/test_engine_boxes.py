@@ -1,0 +1,162 @@
+"""What containers can do beyond what every box can: any image, users, writable roots, daemons that are elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Unpack
+
+import pytest
+from engines.api import ask_json
+from engines.daemons import Daemon
+
+from skerry.errors import ImageNotFound, InvalidSpec, Unsupported
+from skerry.providers.docker import Docker
+from skerry.providers.engine import way
+from skerry.providers.engine.info import Info
+from skerry.sandbox import AsyncSandbox
+from skerry.spec import Spec, SpecOptions
+
+Make = Callable[[Unpack[SpecOptions]], Awaitable[AsyncSandbox]]
+
+
+@pytest.fixture
+async def make(docker: Docker, docker_images: dict[str, str]) -> AsyncIterator[Any]:
+    made: list[AsyncSandbox] = []
+
+    async def one(image: str = "busybox", **options: Unpack[SpecOptions]) -> AsyncSandbox:
+        spec = Spec.of(**{"provider": "docker", "image": docker_images.get(image, image), **options})
+        made.append(await AsyncSandbox.create(spec, docker))
+        return made[-1]
+
+    yield one
+    for sandbox in made:
+        await sandbox.destroy(volumes=True)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that shares neither our files nor our processes."""
+
+    async def refuse(_pid: int, _timeout_s: float) -> None:
+        raise way.NotShared
+
+    monkeypatch.setattr(way, "straight", refuse)
+    monkeypatch.setattr(Info, "is_local", property(lambda _self: False))
+
+
+async def test_an_image_with_nothing_but_one_program_is_a_sandbox(make: Any) -> None:
+    sandbox = await make("distroless")
+    assert (await sandbox.exec(["/busybox", "echo", "hello"])).text == "hello\n"
+    await sandbox.files.write("note", "x")
+    assert await sandbox.files.read_text("note") == "x"
+    assert (await sandbox.exec(["sh"])).exit_code == 127
+
+
+async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(make: Any, elsewhere: None) -> None:
+    sandbox = await make("busybox", env={"SECRET": "s"})
+    assert (await sandbox.exec('echo "$SECRET"; echo x > ~/f; echo y > /.data/f')).ok
+    assert "tmpfs" in sandbox.enforced["disk"].by
+    await sandbox.close()
+    assert (await sandbox.exec("cat ~/f /.data/f")).text == "x\ny\n"
+    data = os.urandom(3_000_000)
+    await sandbox.files.write("blob", data)
+    assert await sandbox.files.read("blob") == data
+
+
+async def test_who_runs_in_a_box(make: Any) -> None:
+    for asked, told in (("app", "1000 1000"), ("4242:77", "4242 77"), ("4242", "4242 4242"), ("root", "0 0")):
+        sandbox = await make("busybox", user=asked)
+        assert (await sandbox.exec('echo "$(id -u) $(id -g)"')).text.strip() == told
+        await sandbox.files.write("mine", "x")
+        assert (await sandbox.exec("echo x > /.data/mine")).ok
+
+
+async def test_a_user_that_the_image_does_not_know_is_refused(make: Any, docker: Docker) -> None:
+    with pytest.raises(InvalidSpec, match="nobody-knows"):
+        await make("busybox", user="nobody-knows")
+    assert not await docker.discover()
+
+
+async def test_a_command_runs_as_another_user_of_the_box(make: Any) -> None:
+    sandbox = await make("busybox", env={"A": "1"})
+    assert (await sandbox.exec("id -u; echo $A", user="root")).text == "0\n1\n"
+    assert (await sandbox.exec(["id", "-u"], user="app")).text == "1000\n"
+    assert (await sandbox.exec(["sh", "-c", "echo $$ > /proc/sys/kernel/hostname"], user="root")).exit_code != 0
+
+
+async def test_the_root_is_writable_only_where_that_was_asked(make: Any) -> None:
+    closed, open_ = await make("busybox", user="root"), await make("busybox", user="root", writable_root=True)
+    assert not (await closed.exec("touch /etc/new")).ok
+    assert (await open_.exec("touch /etc/new")).ok
+    assert open_.enforced["root"].why_not
+
+
+async def test_a_snapshot_has_what_was_changed_in_the_root_too(make: Any, docker: Docker) -> None:
+    first = await make("busybox", user="root", writable_root=True)
+    await first.exec("echo changed > /etc/marker; echo mine > ~/marker")
+    await docker.snapshot(first.id, "rooted")
+    try:
+        second = await make("busybox", snapshot="rooted")
+        assert (await second.exec("cat /etc/marker ~/marker")).text == "changed\nmine\n"
+        assert (await second.exec(["id", "-u"])).text != "0\n"
+        await second.destroy(volumes=True)
+    finally:
+        await docker.remove_snapshot("rooted")
+
+
+async def test_what_cannot_be_made_is_refused_before_anything_is(make: Any, docker: Docker, tmp_path: Path) -> None:
+    with pytest.raises(ImageNotFound, match="skerry image pull"):
+        await make("no-such-image")
+    with pytest.raises(InvalidSpec, match="needs one"):
+        await AsyncSandbox.create(Spec(provider="docker"), docker)
+    with pytest.raises(InvalidSpec, match="mounts"):
+        await make("busybox", mounts=[f"{tmp_path}/none:/x"])
+    with pytest.raises(InvalidSpec, match="neither"):
+        await make("busybox", mounts=["/dev/null:/x"])
+    with pytest.raises(Unsupported, match="runtime"):
+        await make("busybox", runtime="no-such")
+    assert not await docker.discover()
+
+
+async def test_a_folder_of_the_host_is_mounted(make: Any, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "in").write_text("seen\n")
+    sandbox = await make("busybox", mounts=[f"{tmp_path}:/work", f"{tmp_path}:/fixed:ro"])
+    assert (await sandbox.exec("cat /work/in; echo out > /work/out; echo x > /fixed/x || echo refused")).text == (
+        "seen\nrefused\n"
+    )
+    assert (tmp_path / "out").read_text() == "out\n"
+
+
+async def test_the_digest_of_the_image_is_recorded(
+    make: Any, docker_daemon: Daemon, docker_images: dict[str, str]
+) -> None:
+    sandbox = await make("busybox")
+    image = ask_json(docker_daemon.address, "GET", f"/images/{docker_images['busybox']}/json")["Id"]
+    assert image in sandbox.enforced["image"].by
+
+
+async def test_a_bridge_is_an_address_of_its_own(make: Any) -> None:
+    sandbox = await make("busybox", network="bridge")
+    assert "eth0" in (await sandbox.exec(["ip", "addr"])).text
+
+
+async def test_an_engines_labels_say_whose_a_box_is(make: Any, docker_daemon: Daemon) -> None:
+    sandbox = await make("busybox", project="p", labels={"skerry.instance": "i", "mine": "x"})
+    found = ask_json(docker_daemon.address, "GET", f"/containers/skerry-{sandbox.id}/json")["Config"]["Labels"]
+    assert found["skerry"] == "docker"
+    assert found["skerry.sandbox"] == sandbox.id
+    assert (found["skerry.project"], found["skerry.instance"], found["mine"]) == ("p", "i", "x")
+
+
+async def test_a_volume_that_somebody_removed_is_filled_again(make: Any, docker: Docker) -> None:
+    """The runtime's: boxes hold it, so only one that nobody uses can go."""
+    await (await make("busybox")).destroy(volumes=True)
+    volume = docker._runtime.volume
+    for name in (volume, f"{volume}-whole"):
+        await docker._engine.delete(f"/volumes/{name}")
+    again = Docker(docker._config)  # type: ignore[arg-type]
+    sandbox = await AsyncSandbox.create(Spec.of(provider="docker", image="skerry-test/busybox"), again)
+    await sandbox.destroy(volumes=True)

@@ -1,0 +1,125 @@
+"""The conformance suite on real containers: Docker with runc and gVisor, and Podman, with and without Python inside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from engines.daemons import Daemon
+
+from skerry.http import HttpClient
+from skerry.providers.base import Provider
+from skerry.providers.docker import Docker
+from skerry.providers.engine import EngineProvider
+from skerry.providers.podman import Podman
+from skerry.spec import Spec
+from skerry.testing.conformance import ProviderConformance
+
+
+class _Engine(ProviderConformance):
+    daemon: Daemon
+    cls: ClassVar[type[EngineProvider]]
+    image: ClassVar[str]
+
+    def _make(self, daemon: Daemon, images: dict[str, str], folder: Path, cache: Path) -> Callable[[], Provider]:
+        type(self).daemon = daemon
+        self.options = {"image": images[self.image], **self.more}
+        self.state = folder / "state"
+        return lambda: self.cls(self.cls.Config(host=daemon.address, state_dir=str(self.state), cache_dir=str(cache)))
+
+    more: ClassVar[dict[str, object]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _leave_no_volumes(self, provider: Provider) -> Iterator[None]:
+        """Data outlives a sandbox, but not its test."""
+        yield
+        asyncio.run(remove_volumes(type(self).daemon.address))
+
+    _ids: ClassVar[set[str]] = set()
+    """Every box that was ever seen, so that what is left of one is seen without its container."""
+
+    async def on_host(self) -> set[str]:
+        """Containers, processes, mounts and disks that bear the name of a box."""
+        answer = await HttpClient(self.daemon.address).request("GET", "/containers/json", query={"all": True})
+        names = [name for each in answer.json(list[dict[str, Any]]) for name in each["Names"]]
+        folders = [path.name for path in self.state.glob("*-*-*")]
+        ids = type(self)._ids
+        ids |= {name.removeprefix("/skerry-") for name in names} | set(folders)
+        found = {f"container {name}" for name in names} | {f"folder {name}" for name in folders}
+        mounts = Path("/proc/self/mounts").read_text()
+        found |= {f"mount of {id}" for id in ids if f"/run/skerry/mounts/{id}/" in mounts}
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            found |= {f"process {entry.parent.name} of {id}" for id in ids.intersection(words)}
+        return found
+
+    def refused(self, provider: Provider) -> list[Spec]:
+        return [
+            self.spec(provider, root="/srv"),
+            self.spec(provider, runtime="no-such-runtime"),
+            self.spec(provider, disk=1 << 24, data=True),
+        ]
+
+
+async def remove_volumes(address: str) -> None:
+    http = HttpClient(address)
+    answer = await http.request("GET", "/volumes", query={"filters": {"label": ["skerry.sandbox"]}})
+    for volume in answer.json(dict[str, list[dict[str, object]] | None])["Volumes"] or []:
+        await http.request("DELETE", f"/volumes/{volume['Name']}")
+
+
+class _Docker(_Engine):
+    cls = Docker
+
+    @pytest.fixture
+    def make_provider(
+        self, docker_daemon: Daemon, docker_images: dict[str, str], tmp_path: Path, cache: Path
+    ) -> Callable[[], Provider]:
+        return self._make(docker_daemon, docker_images, tmp_path, cache)
+
+
+class TestDockerWithBusybox(_Docker):
+    image = "busybox"
+
+
+class TestDockerWithDebian(_Docker):
+    image = "debian"
+
+
+@pytest.mark.usefixtures("gvisor")
+class _Gvisor(_Docker):
+    more: ClassVar[dict[str, object]] = {"runtime": "runsc"}
+    idle_processes = 2  # the agent, and the relay that we reach it by
+    memory_may_end_box = True
+
+
+class TestGvisorWithBusybox(_Gvisor):
+    image = "busybox"
+
+
+class TestGvisorWithDebian(_Gvisor):
+    image = "debian"
+
+
+class _Podman(_Engine):
+    cls = Podman
+
+    @pytest.fixture
+    def make_provider(
+        self, podman_daemon: Daemon, podman_images: dict[str, str], tmp_path: Path, cache: Path
+    ) -> Callable[[], Provider]:
+        return self._make(podman_daemon, podman_images, tmp_path, cache)
+
+
+class TestPodmanWithBusybox(_Podman):
+    image = "busybox"
+
+
+class TestPodmanWithDebian(_Podman):
+    image = "debian"
