@@ -11,6 +11,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- (not run|file): (.+?) -->\s*\Z")
+_NEEDS = re.compile(r"^<!-- needs: (.+?) -->$", re.MULTILINE)
 _RUN = ("sh", "console", "python")
 
 
@@ -47,6 +48,12 @@ def blocks(page: Path) -> list[Block]:
             )
         )
     return found
+
+
+def needs(page: Path) -> str | None:
+    """What a reader of the page has besides skerry: `<!-- needs: WHAT -->`."""
+    found = _NEEDS.search(page.read_text())
+    return found[1] if found else None
 
 
 def matches(shown: str, printed: str) -> bool:

@@ -12,21 +12,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from engines.api import ask
+from engines.daemons import Daemon
 from store.server import running
 
-from skerry import providers
+from skerry import lifecycle, providers
+from skerry.caches import TOOLS
 from skerry.errors import ProviderUnavailable, SkerryError, Unsupported
 from skerry.pool import PoolStats
+from skerry.providers.base import Isolation
 from skerry.reconcile import Action
 from skerry.records import Cause
 from skerry.spec import SandboxId, Spec
 from skerry.surfaces.mcp import Tools
 
-from .pages import PAGES, ROOT, Block, blocks, matches
+from .pages import PAGES, ROOT, Block, blocks, matches, needs
 
 _TIMEOUT_S = 30
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -48,7 +54,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip(str(error))
     empty = cache / "config.toml"
     empty.touch()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SKERRY_", "PYTEST_"))}
+    foreign = ("SKERRY_", "PYTEST_", "DOCKER_HOST", "CONTAINER_HOST")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     path = [str(ROOT), os.path.dirname(sys.executable), kept["PATH"]]
     settings = {"SKERRY_CONFIG": str(empty), "SKERRY_PROVIDERS__LOCAL__CACHE_DIR": str(cache)}
     return {**kept, **settings, "PATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -76,21 +83,83 @@ def database() -> Iterator[dict[str, str]]:
         yield {"PGHOST": server.folder, "PGUSER": "postgres", "PATH": str(server.binaries)}
 
 
-WITH_DATABASE = ROOT / "docs/howto/postgres.md"
+@contextmanager
+def with_images(daemon: Daemon, images: dict[str, str], folder: Path, variable: str) -> Iterator[dict[str, str]]:
+    """What a reader with an engine has: an image of that name, and an engine in which a page leaves nothing."""
+    ask(daemon.address, "POST", f"/images/{images['busybox']}/tag", {"repo": "busybox", "tag": "latest"})
+    yield {variable: daemon.address}
+    settings = {"host": daemon.address, "state_dir": str(folder / "state" / daemon.name)}
+    left = asyncio.run(clear(providers.load(daemon.name, settings)))
+    assert left == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page != WITH_DATABASE], ids=named)
+async def clear(engine: Any) -> list[str]:
+    """Remove what is left in an engine; the names of it."""
+    boxes = list(await engine.discover())
+    for id in boxes:
+        await engine.destroy(id)
+    volumes = [volume.name for volume in await engine.volumes()]
+    for name in volumes:
+        await engine.remove_volume(name)
+    return [*boxes, *volumes]
+
+
+@pytest.fixture
+def docker(docker_daemon: Daemon, docker_images: dict[str, str], folder: Path) -> Iterator[dict[str, str]]:
+    with with_images(docker_daemon, docker_images, folder, "DOCKER_HOST") as variables:
+        yield variables
+
+
+@pytest.fixture
+def podman(podman_daemon: Daemon, podman_images: dict[str, str], folder: Path) -> Iterator[dict[str, str]]:
+    with with_images(podman_daemon, podman_images, folder, "CONTAINER_HOST") as variables:
+        yield variables
+
+
+def pages_with(what: str | None) -> pytest.MarkDecorator:
+    """Those that have code, and need this."""
+    return pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and needs(page) == what], ids=named)
+
+
+@pages_with(None)
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(
     page: Path, environment: dict[str, str], folder: Path
 ) -> None:
     run_page(page, environment, folder)
 
 
-def test_the_code_of_the_page_about_postgresql_runs_and_prints_what_it_shows(
-    environment: dict[str, str], folder: Path, database: dict[str, str]
+@pages_with("postgresql")
+def test_the_code_of_a_page_about_postgresql_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, database: dict[str, str]
 ) -> None:
     path = f"{environment['PATH']}:{database['PATH']}"
-    run_page(WITH_DATABASE, {**environment, **database, "PATH": path}, folder)
+    run_page(page, {**environment, **database, "PATH": path}, folder)
+
+
+@pages_with("docker")
+def test_the_code_of_a_page_about_docker_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, docker: dict[str, str]
+) -> None:
+    run_page(page, {**environment, **docker}, folder)
+
+
+@pages_with("docker and gvisor")
+def test_the_code_of_a_page_about_gvisor_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, docker: dict[str, str], gvisor: str
+) -> None:
+    run_page(page, {**environment, **docker}, folder)
+
+
+@pages_with("podman")
+def test_the_code_of_a_page_about_podman_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, podman: dict[str, str]
+) -> None:
+    run_page(page, {**environment, **podman}, folder)
+
+
+def test_every_need_of_a_page_is_known() -> None:
+    known = {None, "postgresql", "docker", "docker and gvisor", "podman"}
+    assert {needs(page) for page in PAGES} == known
 
 
 def run_page(page: Path, environment: dict[str, str], folder: Path) -> None:
@@ -194,8 +263,9 @@ def test_the_spec_page_has_every_field_and_its_default() -> None:
 
 
 ASKED = {
-    "image": "debian", "root": "/", "memory": "64M", "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"},
-    "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"], "network": "host", "lifetime": 60, "idle": 60,
+    "image": "debian", "snapshot": "one", "runtime": "runsc", "root": "/", "writable_root": True, "memory": "64M",
+    "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"}, "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"],
+    "data": True, "cache": "read", "cache_paths": {"a": "/a"}, "network": "host", "lifetime": 60, "idle": 60,
     "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python",
 }  # fmt: skip
 
@@ -204,14 +274,16 @@ ASKED = {
 async def test_the_spec_page_tells_which_provider_refuses_a_field(option: str) -> None:
     told = rows("docs/reference/spec.md")
     field = option + "_s" if option in ("lifetime", "idle") else option
-    for name, cell in zip(("local", "mock"), told[field][3:], strict=True):
+    for name, cell in zip(("local", "docker", "mock"), told[field][3:], strict=True):
         assert (cell == "refused") == await refuses(name, Spec.of(provider=name, **{option: ASKED[option]})), name  # type: ignore[arg-type]
 
 
 async def refuses(name: str, spec: Spec) -> bool:
     provider = providers.load(name)
     try:
-        await provider.enforcement(spec)
+        lifecycle.refuse_unknown(provider, spec)
+        if provider.isolation is not Isolation.CONTAINER:  # an engine is not asked, as it may not be there
+            await provider.enforcement(spec)
     except Unsupported:
         return True
     except SkerryError as error:
@@ -219,3 +291,11 @@ async def refuses(name: str, spec: Spec) -> bool:
     finally:
         await provider.aclose()
     return False
+
+
+def test_the_page_about_volumes_has_every_cache_with_its_variables() -> None:
+    told = rows("docs/howto/volumes.md")
+    assert list(told) == list(TOOLS)
+    for name, tool in TOOLS.items():
+        for cell, variables in zip(told[name], (tool.write, tool.read), strict=True):
+            assert set(re.findall(r"`([A-Z_]+)`", cell)) == set(variables), name
