@@ -15,8 +15,8 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
     """With its unit, for people."""
     limit: str = ""
     """What it is held against, with its unit."""
-    value: float
-    """What the target is about: a ratio, or the measured number itself."""
+    value: float | None
+    """What the target is about: a ratio, or the measured number itself. None if it was not run."""
     unit: str = ""
     at_most: float | None = None
     at_least: float | None = None
@@ -30,7 +30,7 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def verdict(self) -> str:
-        if self.at_most is None and self.at_least is None:
+        if self.value is None or (self.at_most is None and self.at_least is None):
             return ""
         over = self.at_most is not None and self.value > self.at_most
         under = self.at_least is not None and self.value < self.at_least
@@ -60,11 +60,30 @@ def ratio(
     )
 
 
+def quicker(
+    case: str, what: str, ours: Sequence[float], limit: Sequence[float], *, against: str, at_least: float | None = None
+) -> Figure:
+    """The same where we are the quicker side: how many times."""
+    times = p50(limit) / p50(ours)
+    figure = ratio(case, what, ours, limit, against=against)
+    return msgspec.structs.replace(figure, value=times, unit="x quicker", at_least=at_least)
+
+
+def not_run(case: str, what: str, reason: str) -> Figure:
+    return Figure(case=case, what=what, measured=f"not run: {reason}", value=None)
+
+
 def table(figures: Sequence[Figure]) -> str:
     rows = [("case", "what", "measured", "limit", "value", "target", "")]
-    for each in figures:
-        value = f"{each.value:.2f}{each.unit}" if each.unit == "x" else f"{each.value:.4g}{each.unit}"
-        rows.append((each.case, each.what, each.measured, each.limit, value, each.target, each.verdict))
+    rows += [
+        (each.case, each.what, each.measured, each.limit, _value(each), each.target, each.verdict) for each in figures
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _value(figure: Figure) -> str:
+    if figure.value is None:
+        return ""
+    return f"{figure.value:.2f}{figure.unit}" if figure.unit == "x" else f"{figure.value:.4g}{figure.unit}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import limit

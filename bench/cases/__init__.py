@@ -9,6 +9,9 @@ from figure import Figure
 from .box_memory import box_memory
 from .command_line import command_line
 from .create import create
+from .docker import docker
+from .docker_peers import docker_peers
+from .engines import gvisor, podman
 from .execute import execute
 from .files import files
 from .many import many
@@ -27,6 +30,10 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "many": many,
     "registry": registry,
     "peers": peers,
+    "docker": docker,
+    "gvisor": gvisor,
+    "podman": podman,
+    "docker-peers": docker_peers,
 }
 
 __all__ = ["CASES", "Settings"]
