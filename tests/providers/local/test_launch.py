@@ -144,7 +144,6 @@ async def test_a_box_that_cannot_be_made_says_why_and_leaves_nothing(local: Loca
         (Spec(mounts=(Mount(source="/dev/null", target="/data"),)), InvalidSpec, "/dev/null"),
         (Spec(root="/nowhere/at/all"), InvalidSpec, "/nowhere/at/all"),
         (Spec(root="/etc/passwd"), InvalidSpec, "not a folder"),
-        (Spec(image="debian"), Unsupported, "root="),
         (Spec.of(network="bridge"), Unsupported, "bridge"),
         (Spec(user="postgres"), Unsupported, "postgres"),
     ],

@@ -58,8 +58,9 @@ class VerbTests(Suite):
     async def test_a_field_that_is_not_honoured_is_refused(self, provider: Provider) -> None:
         before = await self.on_host()
         for field in OPTIONAL_FIELDS - provider.honours:
-            with pytest.raises(Unsupported, match=field):
-                await AsyncSandbox.create(self.spec(provider, **{field: _SAMPLES[field]}), provider)
+            fields = {field: _SAMPLES[field]} | ({"cache": "read"} if field == "cache_paths" else {})
+            with pytest.raises(Unsupported, match=field.partition("_")[0]):
+                await AsyncSandbox.create(self.spec(provider, **fields), provider)
         assert await self.on_host() == before
 
     # stop and start
