@@ -15,6 +15,8 @@ from skerry.spec import SandboxId
 INSTANCE_LABEL = "skerry.instance"
 _CREATE_DEADLINE_S = 300.0
 """After this a create on another machine, whose maker nobody here can see, is taken for dead."""
+_LATE_S = 60.0
+"""How much longer than its lifetime a box may run: its agent ends it by a clock of its own."""
 _EARLY_S = 1.0
 """A box that is gone so long before its lifetime was over ended for that: clocks differ."""
 
@@ -117,7 +119,9 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
 
 
 def _judge_there(record: Record, box: BoxStatus, now: Now, verdict: Callable[..., Verdict]) -> Verdict:
-    if box.state is not BoxState.RUNNING and record.ends_at is not None and now.time >= record.ends_at:
+    # Whoever runs in a box may talk its agent out of ending it, so that is not left to the agent alone.
+    patience_s = _LATE_S if box.state is BoxState.RUNNING else 0.0
+    if record.ends_at is not None and now.time >= record.ends_at + patience_s:
         why = f"its lifetime was over while it was {box.state}"
         return verdict(Action.DESTROY, why, State.DESTROYED, Cause.LIFETIME)
     to = FOLLOWED[box.state]

@@ -117,6 +117,7 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (R, {"spec": {"lifetime_s": 100}}, "stopped", Action.DESTROY, Z, Cause.LIFETIME),
     (S, {"spec": {"lifetime_s": 500}}, "stopped", Action.LEAVE, None, None),
     (R, {"spec": {"lifetime_s": 100}}, "running", Action.LEAVE, None, None),
+    (R, {"spec": {"lifetime_s": 30}}, "running", Action.DESTROY, Z, Cause.LIFETIME),
     (R, {"spec": {"idle_s": 60}}, None, Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 60}}, "dead", Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 200}}, None, Action.LOST, L, Cause.BOX_DIED),
