@@ -7,11 +7,12 @@ from collections.abc import Coroutine, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from skerry.errors import Conflict, Unsupported, WrongState
+from skerry.errors import Conflict, SkerryError, Unsupported, WrongState
 from skerry.providers.base import OPTIONAL_FIELDS, Capability, Enforcement, Provider
 from skerry.spec import SandboxId, Spec
 
 T = TypeVar("T")
+_LEFT = "and what was begun could not be removed"
 
 
 class State(StrEnum):
@@ -98,9 +99,17 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec, *, ke
     creating = asyncio.ensure_future(provider.create(id, spec))
     try:
         await asyncio.shield(creating)
-    except BaseException:
-        await run_to_end(_undo(provider, id, creating, volumes))
+    except BaseException as error:
+        try:
+            await run_to_end(_undo(provider, id, creating, volumes))
+        except (SkerryError, OSError) as failure:
+            error.add_note(f"{_LEFT}: {failure}")
         raise
+
+
+def is_left(error: BaseException) -> bool:
+    """Whether a create that failed may have left something behind, since it could not be undone."""
+    return any(note.startswith(_LEFT) for note in getattr(error, "__notes__", ()))
 
 
 async def _undo(provider: Provider, id: SandboxId, creating: asyncio.Future[None], volumes: bool) -> None:

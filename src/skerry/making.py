@@ -121,7 +121,13 @@ class Maker:
             current = await self._store.get(record.id)
             if current.is_live:
                 cause = current.cause if current.doomed else Cause.CREATION_FAILED
-                await self._store.change(current, to=State.DESTROYED, cause=cause, detail=why[-4096:])
+                if lifecycle.is_left(error):  # the next reconcile goes on with it
+                    volumes = ending.takes_volumes(record, Cause.CREATION_FAILED) or None
+                    await self._store.change(
+                        current, doomed=True, volumes=volumes, cause=cause, detail=why[-4096:], kind="doomed"
+                    )
+                else:
+                    await self._store.change(current, to=State.DESTROYED, cause=cause, detail=why[-4096:])
         except SkerryError as failure:
             error.add_note(f"and the registry could not be told: {failure}")
 

@@ -100,7 +100,7 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
 
     if boxes is None:
         return verdict(Action.LEAVE, "the provider does not answer, so nothing is known")
-    box = boxes.get(record.id)
+    box = _seen(record, boxes.get(record.id))
     if record.doomed:
         return verdict(Action.DESTROY, "its removal was cut short", State.DESTROYED, record.cause or Cause.USER)
     if record.state is State.CREATING and record.remaker is None:
@@ -116,6 +116,15 @@ def _judge(record: Record, boxes: Mapping[SandboxId, BoxStatus] | None, now: Now
     if box is None or box.state is BoxState.DEAD:
         return _judge_gone(record, box, now, verdict)
     return _judge_there(record, box, now, verdict)
+
+
+def _seen(record: Record, box: BoxStatus | None) -> BoxStatus | None:
+    """Files without a box are of no use but to whoever asks for them: a sandbox that has no more is lost, and they stay
+    until it is destroyed. What was only being made never was one."""
+    if box is None or box.state is not BoxState.REMAINS:
+        return box
+    was_one = not record.doomed and record.remaker is None and record.state is not State.CREATING
+    return None if was_one else msgspec.structs.replace(box, state=BoxState.DEAD)
 
 
 def _judge_there(record: Record, box: BoxStatus, now: Now, verdict: Callable[..., Verdict]) -> Verdict:

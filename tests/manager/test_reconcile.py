@@ -99,6 +99,13 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (S, {}, None, Action.LOST, L, Cause.BOX_DIED),
     (R, {"boot_id": "another boot"}, None, Action.LOST, L, Cause.HOST_RESTARTED),
     (L, {"cause": Cause.BOX_DIED}, None, Action.LEAVE, None, None),
+    # gone but for its files
+    (R, {}, "remains", Action.LOST, L, Cause.BOX_DIED),
+    (L, {"cause": Cause.BOX_DIED}, "remains", Action.LEAVE, None, None),
+    (R, {"spec": {"lifetime_s": 100}}, "remains", Action.DESTROY, Z, Cause.LIFETIME),
+    (R, {"doomed": True, "cause": Cause.USER}, "remains", Action.DESTROY, Z, Cause.USER),
+    (R, {"remaker": DEAD}, "remains", Action.LOST, L, FAILED),
+    (C, {"owner": DEAD}, "remains", Action.DESTROY, Z, Cause.CREATION_FAILED),
     # back again
     (L, {}, "running", Action.ADOPT, R, None),
     (L, {}, "paused", Action.ADOPT, P, None),
@@ -286,7 +293,8 @@ def test_a_wanted_sandbox_whose_box_lives_is_never_destroyed(
         kept = it.state in (R, P, S, L) and not it.doomed and not (it.ephemeral and it.owner is DEAD)
         is_over = it.ends_at is not None and it.ends_at <= NOW.time
         half_made = it.remaker is not None and it.state is L
-        if kept and not is_over and not half_made and box is not None and box.state is not BoxState.DEAD:
+        lives = box is not None and box.state not in (BoxState.DEAD, BoxState.REMAINS)
+        if kept and not is_over and not half_made and lives:
             assert verdicts[it.id].action in (Action.LEAVE, Action.FOLLOW, Action.ADOPT)
 
 
@@ -324,7 +332,8 @@ def act(
 ) -> tuple[list[Record], dict[SandboxId, BoxStatus]]:
     after, left = {it.id: it for it in them}, dict(there)
     for verdict in verdicts:
-        if verdict.action in (Action.DESTROY, Action.LOST):
+        is_kept = verdict.action is Action.LOST and verdict.id in left and left[verdict.id].state is BoxState.REMAINS
+        if verdict.action in (Action.DESTROY, Action.LOST) and not is_kept:
             left.pop(verdict.id, None)
         if verdict.to is not None:
             settled = {} if verdict.to in (L, Z) else {"remaker": None}
@@ -340,5 +349,5 @@ def test_once_acted_on_nothing_is_left_to_do(them: list[Record], there: dict[San
     assert {verdict.action for verdict in decide("mock", after, left, NOW)} <= {Action.LEAVE}
     held = {it.id: it.state for it in after if it.is_live and it.remaker is None}
     for id, box in left.items():
-        if id in held and held[id] not in (C, E):
+        if id in held and held[id] not in (C, E) and box.state is not BoxState.REMAINS:
             assert {R: BoxState.RUNNING, P: BoxState.PAUSED, S: BoxState.STOPPED}[held[id]] is box.state

@@ -65,6 +65,8 @@ class BoxState(StrEnum):
     STOPPED = "stopped"
     DEAD = "dead"
     """Something of it is left, but it is no box any more, or was never made whole."""
+    REMAINS = "remains"
+    """Only its files are left: somebody removed the rest, or it was never made."""
 
 
 class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):

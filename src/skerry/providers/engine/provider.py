@@ -183,7 +183,7 @@ class EngineProvider(Provider):
         boxes = await states.all_boxes(self._engine)
         await scratch.sweep(self._engine)
         left = await asyncio.to_thread(self._homes.all)
-        return {**{id: BoxStatus(state=BoxState.DEAD, labels=labels) for id, labels in left.items()}, **boxes}
+        return {**{id: BoxStatus(state=BoxState.REMAINS, labels=labels) for id, labels in left.items()}, **boxes}
 
     async def dial(self, id: SandboxId) -> Stream:
         return await self._reach.dial(id)

@@ -15,7 +15,7 @@ from skerry.errors import AgentUnreachable
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.layout import SOCKET
 
-_WAIT_S = (0.001, 0.008)
+_WAIT_S = (0.001, 0.002)
 """First and longest wait between two looks for a socket."""
 _HEADER = struct.Struct(">BxxxI")
 _STDERR = 2
