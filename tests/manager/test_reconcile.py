@@ -332,8 +332,9 @@ def act(
 ) -> tuple[list[Record], dict[SandboxId, BoxStatus]]:
     after, left = {it.id: it for it in them}, dict(there)
     for verdict in verdicts:
-        is_kept = verdict.action is Action.LOST and verdict.id in left and left[verdict.id].state is BoxState.REMAINS
-        if verdict.action in (Action.DESTROY, Action.LOST) and not is_kept:
+        was_one = verdict.action is Action.LOST and after[verdict.id].remaker is None
+        has_files = verdict.id in left and left[verdict.id].state is BoxState.REMAINS
+        if verdict.action in (Action.DESTROY, Action.LOST) and not (was_one and has_files):
             left.pop(verdict.id, None)
         if verdict.to is not None:
             settled = {} if verdict.to in (L, Z) else {"remaker": None}
