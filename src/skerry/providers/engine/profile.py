@@ -87,7 +87,7 @@ def agent_config(spec: Spec, frame: Frame) -> str:
         "listen": {"unix": layout.SOCKET},
         "home": layout.HOME,
         "cwd": spec.cwd or _folder_of(frame.image) or layout.HOME,
-        "env": environment(spec, frame.image),
+        "env": environment(spec, frame),
         "lifetime_s": spec.lifetime_s or None,
         "idle_s": spec.idle_s or None,
     }
@@ -100,9 +100,12 @@ def agent_config_for_user(command: list[str]) -> str:
     return msgspec.json.encode({**config, "listen": {"stdio": True}, "lifetime_s": None, "idle_s": None}).decode()
 
 
-def environment(spec: Spec, image: ImageConfig) -> dict[str, str]:
-    defaults = {"PATH": _PATH, "HOME": layout.HOME, "LANG": "C.UTF-8"}
-    return {**defaults, **_env_of(image), "HOME": layout.HOME, **caches.environment(spec)}
+def environment(spec: Spec, frame: Frame) -> dict[str, str]:
+    """The image's own, and what programs look for. A uid of ours is in no list of users, so its name is told here."""
+    is_ours = frame.user.uid in layout.PROJECT_UIDS or frame.user.uid == layout.DEFAULT_UID
+    name = {"USER": "user", "LOGNAME": "user"} if is_ours else {}
+    defaults = {"PATH": _PATH, "LANG": "C.UTF-8", **name}
+    return {**defaults, **_env_of(frame.image), "HOME": layout.HOME, **caches.environment(spec)}
 
 
 def _env_of(image: ImageConfig) -> dict[str, str]:
