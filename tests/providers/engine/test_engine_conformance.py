@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from engines.daemons import Daemon
+from providers.reuse import OnOneBox
 
 from skerry.http import HttpClient
 from skerry.providers.base import Provider
@@ -16,10 +17,9 @@ from skerry.providers.docker import Docker
 from skerry.providers.engine import EngineProvider
 from skerry.providers.podman import Podman
 from skerry.spec import Spec
-from skerry.testing.conformance import ProviderConformance
 
 
-class _Engine(ProviderConformance):
+class _Engine(OnOneBox):
     daemon: Daemon
     cls: ClassVar[type[EngineProvider]]
     image: ClassVar[str]
@@ -32,9 +32,14 @@ class _Engine(ProviderConformance):
 
     more: ClassVar[dict[str, object]] = {}
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def folder_of_class(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("boxes")
+
     @pytest.fixture(autouse=True)
     def _leave_no_volumes(self, provider: Provider) -> Iterator[None]:
-        """Data outlives a sandbox, but not its test."""
+        """Data outlives a sandbox, but not its test; what a box still has cannot be removed."""
         yield
         asyncio.run(remove_volumes(type(self).daemon.address))
 
@@ -79,9 +84,9 @@ class _Docker(_Engine):
 
     @pytest.fixture
     def make_provider(
-        self, docker_daemon: Daemon, docker_images: dict[str, str], tmp_path: Path, cache: Path
+        self, docker_daemon: Daemon, docker_images: dict[str, str], folder_of_class: Path, cache: Path
     ) -> Callable[[], Provider]:
-        return self._make(docker_daemon, docker_images, tmp_path, cache)
+        return self._make(docker_daemon, docker_images, folder_of_class, cache)
 
 
 class TestDockerWithBusybox(_Docker):
@@ -112,9 +117,9 @@ class _Podman(_Engine):
 
     @pytest.fixture
     def make_provider(
-        self, podman_daemon: Daemon, podman_images: dict[str, str], tmp_path: Path, cache: Path
+        self, podman_daemon: Daemon, podman_images: dict[str, str], folder_of_class: Path, cache: Path
     ) -> Callable[[], Provider]:
-        return self._make(podman_daemon, podman_images, tmp_path, cache)
+        return self._make(podman_daemon, podman_images, folder_of_class, cache)
 
 
 class TestPodmanWithBusybox(_Podman):
