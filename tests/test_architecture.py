@@ -27,12 +27,12 @@ LONG_FILES = {
 MAX_LINES = 400
 
 PUBLIC = {
-    "AgentError", "AgentUnreachable", "AsyncSandbox", "AsyncSandboxManager", "AsyncSandboxPool", "Cache",
+    "AgentError", "AgentUnreachable", "AsyncFleet", "AsyncSandbox", "AsyncSandboxManager", "AsyncSandboxPool", "Cache",
     "CallTimeout", "Cause", "ConfigError", "CreateFailed", "ExecResult", "FileError", "FileEvent", "FileInfo",
-    "FileType", "Filter", "InterpreterNotFound", "InvalidSpec", "LimitReached", "Metrics", "Mount", "Network",
-    "NotFound", "PathNotFound", "ProcessInfo", "ProviderError", "ProviderUnavailable", "Record", "Sandbox",
-    "SandboxId", "SandboxManager", "SandboxPool", "SkerryError", "Spec", "State", "Unsupported", "Workspace",
-    "WrongState", "__version__",
+    "FileType", "Filter", "Fleet", "FleetSpec", "InterpreterNotFound", "InvalidSpec", "LimitReached", "Metrics",
+    "Mount", "Network", "NotFound", "PathNotFound", "ProcessInfo", "ProviderError", "ProviderUnavailable", "Record",
+    "Sandbox", "SandboxId", "SandboxManager", "SandboxPool", "SkerryError", "Spec", "State", "Unsupported", "Workspace",
+    "WrongState", "__version__", "load_fleet",
 }  # fmt: skip
 """A change here is a change of the public interface: it belongs into CHANGELOG.md."""
 

@@ -30,13 +30,15 @@ if TYPE_CHECKING:
         Unsupported,
         WrongState,
     )
+    from skerry.fleet.fleet import AsyncFleet, load_fleet
+    from skerry.fleet.model import FleetSpec
     from skerry.lifecycle import State
     from skerry.manager import AsyncSandboxManager
     from skerry.pool import AsyncSandboxPool
     from skerry.records import Cause, Filter, Record
     from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
     from skerry.spec import Cache, Mount, Network, SandboxId, Spec, Workspace
-    from skerry.sync import Sandbox, SandboxManager, SandboxPool
+    from skerry.sync import Fleet, Sandbox, SandboxManager, SandboxPool
 
 _HOME = {
     "skerry.api": ["AsyncSandbox"],
@@ -45,18 +47,21 @@ _HOME = {
         "InterpreterNotFound", "InvalidSpec", "LimitReached", "NotFound", "PathNotFound", "ProviderError",
         "ProviderUnavailable", "SkerryError", "Unsupported", "WrongState",
     ],
+    "skerry.fleet.fleet": ["AsyncFleet", "load_fleet"],
+    "skerry.fleet.model": ["FleetSpec"],
     "skerry.lifecycle": ["State"],
     "skerry.results": ["ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo"],
     "skerry.manager": ["AsyncSandboxManager"],
     "skerry.pool": ["AsyncSandboxPool"],
     "skerry.records": ["Cause", "Filter", "Record"],
     "skerry.spec": ["Cache", "Mount", "Network", "SandboxId", "Spec", "Workspace"],
-    "skerry.sync": ["Sandbox", "SandboxManager", "SandboxPool"],
+    "skerry.sync": ["Fleet", "Sandbox", "SandboxManager", "SandboxPool"],
 }  # fmt: skip
 
 __all__ = [
     "AgentError",
     "AgentUnreachable",
+    "AsyncFleet",
     "AsyncSandbox",
     "AsyncSandboxManager",
     "AsyncSandboxPool",
@@ -71,6 +76,8 @@ __all__ = [
     "FileInfo",
     "FileType",
     "Filter",
+    "Fleet",
+    "FleetSpec",
     "InterpreterNotFound",
     "InvalidSpec",
     "LimitReached",
@@ -94,6 +101,7 @@ __all__ = [
     "Workspace",
     "WrongState",
     "__version__",
+    "load_fleet",
 ]
 
 

@@ -2,6 +2,7 @@
 
 SkerryError
 ├─ InvalidSpec               the request is wrong: fix it
+│  └─ InvalidFleet           a fleet's file is wrong: fix the lines that it names
 ├─ ConfigError               the configuration is wrong: fix the file, variable or flag it names
 ├─ Unsupported               this provider cannot do that here: choose another, or drop the field
 ├─ NotFound                  no such sandbox, process or provider: forget it
@@ -36,7 +37,8 @@ A command that fails is not here: it is a result. A surface maps `code`, never t
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
 
 class SkerryError(Exception):
@@ -70,6 +72,32 @@ class InvalidSpec(SkerryError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class Problem(NamedTuple):
+    """One mistake in a file, and where it is; line 0 is the file as a whole."""
+
+    line: int
+    column: int
+    message: str
+
+
+class InvalidFleet(InvalidSpec):
+    """The description of a fleet is wrong; `problems` are all that were found, in the order of the file."""
+
+    code = "invalid_fleet"
+
+    def __init__(self, problems: Iterable[Problem], *, path: str = "") -> None:
+        self.problems = tuple(sorted(problems))
+        self.path = path
+        super().__init__("\n".join(self._place(each) + each.message for each in self.problems))
+
+    def _place(self, problem: Problem) -> str:
+        """`fleet.yaml:12:5: `, as compilers write it and editors read it."""
+        place = [self.path] if self.path else []
+        if problem.line:
+            place += [str(problem.line), str(problem.column)]
+        return f"{':'.join(place)}: " if place else ""
 
 
 class ConfigError(SkerryError):

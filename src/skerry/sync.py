@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from skerry.api import AsyncSandbox as RegisteredSandbox
 from skerry.config import Config
@@ -26,6 +26,15 @@ from skerry.spec import SandboxId, Spec, SpecOptions
 from skerry.store import Store
 from skerry.tunnels import AsyncForward, AsyncTunnel
 from skerry.warm import Binding
+
+if TYPE_CHECKING:
+    from skerry.fleet.broadcast import MemberOutcome, OnOutput
+    from skerry.fleet.events import OnEvent
+    from skerry.fleet.fleet import AsyncFleet
+    from skerry.fleet.model import FleetSpec
+    from skerry.fleet.plan import Plan
+    from skerry.fleet.report import Report
+    from skerry.fleet.status import MemberStatus
 
 
 class Process:
@@ -806,3 +815,123 @@ class SandboxPool:
 
     def stats(self) -> PoolStats:
         return self._async.stats()
+
+
+class Fleet:
+    """Many sandboxes under one name, in phases that wait for each other.
+
+        fleet = Fleet(manager, load_fleet("fleet.yaml"))
+        report = fleet.up()
+        outcomes = fleet.exec("workers", ["make", "test"])
+        gone = fleet.down()
+
+    The registry is the only memory: any program that knows the name of a fleet can see, command and end it, and one
+    that has its file can change it. Nothing ends with this object.
+    """
+
+    _async: AsyncFleet
+
+    @classmethod
+    def _of(cls, twin: AsyncFleet) -> Self:
+        self = cls.__new__(cls)
+        self._async = twin
+        return self
+
+    @property
+    def name(self) -> str:
+        return self._async.name
+
+    @property
+    def spec(self) -> FleetSpec | None:
+        return self._async.spec
+
+    def __init__(self, manager: SandboxManager, spec: FleetSpec) -> None:
+        from skerry.fleet.fleet import AsyncFleet
+
+        self._async = AsyncFleet(manager._async, spec)
+
+    @classmethod
+    def open(cls, manager: SandboxManager, name: str, project: str | None = None) -> Self:
+        """A fleet by its name alone: it can be seen, commanded and ended; to start some of it takes its file."""
+        from skerry.fleet.fleet import AsyncFleet
+
+        return cls._of(portal.run(AsyncFleet.open(manager._async, name, project)))
+
+    def plan(self) -> Plan:
+        """What `up` would do, by what the registry knows now."""
+        return portal.run(self._async.plan())
+
+    def up(self, *, on_event: OnEvent | None = None) -> Report:
+        """Make the fleet what its spec says: start what is missing in the order of dependencies, replace what changed
+        or does not answer, remove what is gone. What is as it should be is not touched, so it can be asked again at any
+        time, also after a crash in the middle.
+        """
+        return portal.run(self._async.up(on_event=on_event))
+
+    def start_all_phases(self, *, on_event: OnEvent | None = None) -> Report:
+        """The same as `up`."""
+        return portal.run(self._async.start_all_phases(on_event=on_event))
+
+    def start_phase(self, phase: str, *, on_event: OnEvent | None = None) -> Report:
+        """Start one phase. Raises WrongState if a phase that it waits for is not ready."""
+        return portal.run(self._async.start_phase(phase, on_event=on_event))
+
+    def scale(self, *, on_event: OnEvent | None = None, **counts: int) -> Report:
+        """Have so many members in these phases: the missing are made, those with the highest indexes go."""
+        return portal.run(self._async.scale(on_event=on_event, **counts))
+
+    def status(self, *, timeout_s: float = 2.0) -> dict[str, MemberStatus]:
+        """How each member is, by name. Every agent is asked at once; one that does not answer within `timeout_s` is
+        told as unreachable, and holds up nobody else. Changes nothing.
+        """
+        return portal.run(self._async.status(timeout_s=timeout_s))
+
+    def get_container_status(self, name: str, *, timeout_s: float = 2.0) -> MemberStatus:
+        """How one member is. Raises NotFound if there is none of that name."""
+        return portal.run(self._async.get_container_status(name, timeout_s=timeout_s))
+
+    def member(self, name: str) -> Sandbox:
+        """A member as the sandbox that it is."""
+        return Sandbox._of(portal.run(self._async.member(name)))
+
+    def exec(
+        self,
+        target: str,
+        command: Sequence[str] | str,
+        *,
+        at_once: int = 128,
+        on_output: OnOutput | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> dict[str, MemberOutcome]:
+        """Run a command in `all`, a member, a phase, or those with a label (`key=value`): in parallel, best effort, one
+        outcome by the name of each. `on_output` is told member, descriptor and bytes as they come.
+        """
+        return portal.run(self._async.exec(target, command, at_once=at_once, on_output=on_output, **options))
+
+    def exec_on_agent(self, name: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in one member. Raises NotFound, or AgentUnreachable if nothing answers."""
+        return portal.run(self._async.exec_on_agent(name, command, **options))
+
+    def exec_on_all(self, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> dict[str, MemberOutcome]:
+        """Run a command in every member."""
+        return portal.run(self._async.exec_on_all(command, **options))
+
+    def exec_on_phase(
+        self, phase: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]
+    ) -> dict[str, MemberOutcome]:
+        """Run a command in every member of a phase."""
+        return portal.run(self._async.exec_on_phase(phase, command, **options))
+
+    def down(self, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+        """End every member, also those in the making; a start that runs is given up first. The names of those that were
+        there. Quiet if there are none; if some could not be destroyed, all others are, and it raises.
+        """
+        return portal.run(self._async.down(volumes=volumes, on_event=on_event))
+
+    def stop_all(self, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+        """The same as `down`."""
+        return portal.run(self._async.stop_all(volumes=volumes, on_event=on_event))
+
+    def stop_phase(self, phase: str, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+        """End every member of a phase, as `down` does for all. Phases that wait for it stay as they are."""
+        return portal.run(self._async.stop_phase(phase, volumes=volumes, on_event=on_event))

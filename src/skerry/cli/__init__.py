@@ -41,6 +41,7 @@ COMMANDS = {
     "prune": "Forget the sandboxes that have ended.",
     "reconcile": "Compare the registry with the host and repair the difference.",
     "pool": "Keep sandboxes warm, so that `run --pool` and `create --pool` need not boot one.",
+    "fleet": "Start many sandboxes in phases from one file, and see and command them as one.",
     "image": "Build, import, list and remove the images that boxes are made of.",
     "mcp": "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools.",
     "doctor": "Tell what works on this machine, and how to get the rest.",

@@ -24,6 +24,7 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 EXIT_CODES: Mapping[str, int] = {
     "error": OURS,
     "invalid_spec": OURS,
+    "invalid_fleet": OURS,
     "config_error": OURS,
     "unsupported": OURS,
     "not_found": OURS,

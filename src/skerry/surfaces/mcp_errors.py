@@ -15,6 +15,7 @@ _TELL = "You cannot mend this: tell the user what the message says."
 ADVICE: Mapping[str, str] = {
     "error": _TELL,
     "invalid_spec": "Correct the argument that the message names and call again.",
+    "invalid_fleet": "Correct the lines that the message names and call again.",
     "config_error": _TELL,
     "unsupported": "Leave out the argument that the message names, or give it another value.",
     "not_found": "Call list_sandboxes for those that exist, or create_sandbox for a new one.",

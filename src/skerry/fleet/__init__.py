@@ -1,0 +1,1 @@
+"""Many sandboxes, described by one file, started in phases, seen and commanded as one."""
