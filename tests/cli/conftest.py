@@ -13,9 +13,11 @@ import pytest
 
 from skerry import cli, providers
 from skerry.errors import ProviderUnavailable
+from skerry.providers.mock import Mock
+
+from .screen import PROGRAM, Screen
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
-PROGRAM = (sys.executable, "-c", "from skerry.cli import main; main()")
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +107,32 @@ import asyncio, sys
 from skerry import providers
 asyncio.run(providers.load("local", {"state_dir": sys.argv[1]}).destroy(sys.argv[2]))
 """
+
+
+@pytest.fixture
+def mock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mock]:
+    """The host that all mocks share which are loaded by name; it is as empty after as before."""
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("SKERRY_PROVIDER", "mock")
+    mock = providers.load("mock")
+    assert isinstance(mock, Mock)
+    yield mock
+    for id in list(mock.host.boxes):
+        asyncio.run(mock.destroy(id, volumes=True))
+    for volume in asyncio.run(mock.volumes()):
+        asyncio.run(mock.remove_volume(volume.name))
+    mock.host.snapshots.clear()
+    mock.host.images.clear()
+
+
+@pytest.fixture
+def open_screen() -> Iterator[Callable[..., Screen]]:
+    opened: list[Screen] = []
+
+    def open(*args: str) -> Screen:
+        opened.append(Screen(*args))
+        return opened[-1]
+
+    yield open
+    for screen in opened:
+        screen.close()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from skerry import providers
 from skerry.cli import fleet_lines
 from skerry.cli.fleet_lines import Lines
 from skerry.providers.mock import Mock
@@ -57,20 +56,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write(FLEET)
     return tmp_path
-
-
-@pytest.fixture
-def mock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mock]:
-    """The host that all mocks share which are loaded by name; it is as empty after as before."""
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("SKERRY_PROVIDER", "mock")
-    mock = providers.load("mock")
-    assert isinstance(mock, Mock)
-    yield mock
-    for id in list(mock.host.boxes):
-        asyncio.run(mock.destroy(id, volumes=True))
-    for volume in asyncio.run(mock.volumes()):
-        asyncio.run(mock.remove_volume(volume.name))
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from .conftest import PROGRAM, Run, ids
+from .screen import Screen
 from .test_fleet import ALL, FLEET, write
-from .test_terminal import Screen
 
 SLOW = """\
 name: demo
@@ -39,19 +39,6 @@ def clear(skerry: Run, boxes: Path) -> Iterator[None]:
     """The fleet goes with the test."""
     yield
     assert skerry("fleet", "down", "--fleet", "demo").returncode == 0
-
-
-@pytest.fixture
-def open_screen() -> Iterator[Callable[..., Screen]]:
-    opened: list[Screen] = []
-
-    def open(*args: str) -> Screen:
-        opened.append(Screen(*args))
-        return opened[-1]
-
-    yield open
-    for screen in opened:
-        screen.close()
 
 
 def await_setup(skerry: Run) -> None:

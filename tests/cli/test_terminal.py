@@ -1,103 +1,18 @@
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import select
 import shutil
 import signal
-import struct
 import subprocess
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .conftest import DESTROY, PROGRAM, ids
+from .screen import Screen
 
 pytestmark = pytest.mark.usefixtures("boxes")
-
-
-class Screen:
-    """A terminal with the program in its foreground; we are the user in front of it."""
-
-    def __init__(self, *args: str) -> None:
-        self.keyboard, self._line = pty.openpty()
-        self.resize(30, 100)
-        self.mode_before = self.mode()
-        self.process = subprocess.Popen(
-            [*PROGRAM, *args],
-            stdin=self._line,
-            stdout=self._line,
-            stderr=self._line,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        self.seen = b""
-
-    def type(self, keys: str) -> None:
-        os.write(self.keyboard, keys.encode())
-
-    def wait_for(self, text: str, timeout_s: float = 20) -> None:
-        """Read until the text is there, and take all up to it away."""
-        deadline = time.monotonic() + timeout_s
-        while text.encode() not in self.seen:
-            left = deadline - time.monotonic()
-            assert left > 0, f"{text!r} did not come; there is {self.seen!r}"
-            self._look(left)
-        self.seen = self.seen.partition(text.encode())[2]
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self.keyboard, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def mode(self) -> list[Any]:
-        return termios.tcgetattr(self._line)
-
-    def is_raw(self) -> bool:
-        return not self.mode()[3] & (termios.ICANON | termios.ECHO | termios.ISIG)
-
-    def wait(self) -> int:
-        """The exit code; what the program still says is read meanwhile, or it could not end."""
-        deadline = time.monotonic() + 20
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end; there is {self.seen!r}"
-            self._look(0.02)
-        while self._look(0):
-            pass
-        return self.process.returncode
-
-    def _look(self, timeout_s: float) -> bool:
-        if not select.select([self.keyboard], [], [], timeout_s)[0]:
-            return False
-        data = os.read(self.keyboard, 65536)
-        self.seen += data
-        return bool(data)
-
-    def close(self) -> None:
-        self.process.terminate()
-        try:
-            self.wait()
-        finally:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.keyboard)
-        os.close(self._line)
-
-
-@pytest.fixture
-def open_screen() -> Iterator[Callable[..., Screen]]:
-    opened: list[Screen] = []
-
-    def open(*args: str) -> Screen:
-        opened.append(Screen(*args))
-        return opened[-1]
-
-    yield open
-    for screen in opened:
-        screen.close()
 
 
 @pytest.fixture
@@ -255,7 +170,7 @@ def test_a_slow_start_is_shown_and_gone_without_a_trace(
         "    async with spinner('nothing to see'): await asyncio.sleep(0.1)\n"
         "asyncio.run(main()); print('done')"
     )
-    monkeypatch.setattr(f"{__package__}.test_terminal.PROGRAM", (PROGRAM[0], "-c", slow))
+    monkeypatch.setattr(f"{__package__}.screen.PROGRAM", (PROGRAM[0], "-c", slow))
     screen = open_screen()
     screen.wait_for("starting")
     screen.wait_for("\x1b[?25h")  # the cursor is back

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from skerry import providers
 from skerry.providers.mock import Mock
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec
 from skerry.units import format_size
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def mock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mock]:
-    """The host that all mocks share which are loaded by name; it is as empty after as before."""
-    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("SKERRY_PROVIDER", "mock")
-    mock = providers.load("mock")
-    assert isinstance(mock, Mock)
-    yield mock
-    for id in list(mock.host.boxes):
-        asyncio.run(mock.destroy(id, volumes=True))
-    for volume in asyncio.run(mock.volumes()):
-        asyncio.run(mock.remove_volume(volume.name))
-    mock.host.snapshots.clear()
-    mock.host.images.clear()
 
 
 @pytest.fixture
