@@ -184,7 +184,7 @@ class Call:
         """Cancel, and drop whatever still comes."""
         if self._client.forget(self):
             self._client.notify("cancel", {"id": self.id})
-        self.settle(NOTHING, CallInterrupted("the call was given up"))
+            self.settle(NOTHING, CallInterrupted("the call was given up"))
 
     def stop(self, error: SkerryError) -> None:
         """End the call with an error of ours."""

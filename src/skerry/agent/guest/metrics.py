@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_STAT_BYTES = 4096
 _last: dict[str, float] = {}
 
 
@@ -47,11 +48,19 @@ def _processes() -> tuple[float, int, int]:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()
+            fields = _read(f"/proc/{name}/stat").rpartition(b") ")[2].split()
         except OSError:
             continue
         count += 1
         ticks += sum(int(field) for field in fields[11:15])  # its own time and that of the children it waited for
         pages += int(fields[21])
     return ticks / _TICK, pages * _PAGE, count
+
+
+def _read(path: str) -> bytes:
+    """Half the price of a file object: a fleet's status asks hundreds of boxes at once."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _STAT_BYTES)
+    finally:
+        os.close(fd)
