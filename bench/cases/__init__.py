@@ -14,6 +14,8 @@ from .docker_peers import docker_peers
 from .engines import gvisor, podman
 from .execute import execute
 from .files import files
+from .fleet import fleet
+from .incus import incus
 from .many import many
 from .peers import peers
 from .registry import registry
@@ -29,11 +31,13 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "memory": box_memory,
     "many": many,
     "registry": registry,
+    "fleet": fleet,
     "peers": peers,
     "docker": docker,
     "gvisor": gvisor,
     "podman": podman,
     "docker-peers": docker_peers,
+    "incus": incus,
 }
 
 __all__ = ["CASES", "Settings"]

@@ -14,6 +14,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from skerry.agent.dial import connect_unix
+from skerry.agent.stream import FdStream, Stream
+from skerry.agent.tls import TlsStream
 
 T = TypeVar("T")
 Body = bytes | AsyncIterator[bytes]
@@ -86,6 +88,14 @@ class _Connection:
     def detach(self) -> tuple[int, bytes]:
         """The descriptor, which is then the caller's, and what was received and not used."""
         return self._sock.detach(), self._kept
+
+    def as_stream(self) -> tuple[Stream, bytes]:
+        """The connection itself, which is then the caller's, and what was received and not used."""
+        if self._tls is None:
+            fd, early = self.detach()
+            return FdStream(fd, fd), early
+        tls, self._tls = self._tls, None
+        return TlsStream(*tls), self._kept
 
     def close(self) -> None:
         if self._tls is not None:
@@ -209,7 +219,19 @@ class HttpClient:
         """Ask for the connection itself: its descriptor, which is then the caller's, and what came early."""
         if self._tls is not None:
             raise HttpError("a connection with TLS cannot be handed over")
-        head = self._head(method, path, query, json, None, {"Connection": "Upgrade", "Upgrade": "tcp"})
+        wanted = {"Connection": "Upgrade", "Upgrade": "tcp"}
+        connection, _ = await self._upgraded(self._head(method, path, query, json, None, wanted), json)
+        return connection.detach()
+
+    async def switch(
+        self, path: str, *, query: Mapping[str, Any] | None = None, headers: Mapping[str, str]
+    ) -> tuple[Stream, bytes, dict[str, str]]:
+        """Go over to another protocol: the stream, what came early, and the headers of the answer."""
+        head = self._head("GET", path, query, None, None, {"Connection": "Upgrade", **headers})
+        connection, answered = await self._upgraded(head, None)
+        return *connection.as_stream(), answered
+
+    async def _upgraded(self, head: bytes, json: Any) -> tuple[_Connection, dict[str, str]]:
         connection = await self._connect(None)
         try:
             async with _deadline(self.address, self.timeout_s):
@@ -218,9 +240,10 @@ class HttpClient:
                 if status not in (101, 200):
                     body = await AnswerStream(connection, status, headers).whole()
                     raise Refused(Answer(status, headers, body))
-            return connection.detach()
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        return connection, headers
 
     def _head(
         self,

@@ -119,6 +119,8 @@ class SpecOptions(TypedDict, total=False):
     image: str
     snapshot: str
     runtime: str
+    target: str
+    group: str
     writable_root: bool
     root: str | os.PathLike[str]
     memory: int | str
@@ -154,6 +156,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The name of a snapshot whose files it begins with; the image is then the snapshot's own."""
     runtime: str | None = None
     """The OCI runtime that runs it, such as runsc."""
+    target: str | None = None
+    """The member of a cluster that it is to be on."""
+    group: str | None = None
+    """The group of members of which one is to have it."""
     root: str | None = None
     writable_root: bool = False
     """Let the box change the files of its image, and not only its own folders. Nothing bounds how much it writes."""
@@ -252,6 +258,8 @@ def _check_text(spec: Spec) -> None:
         ("user", _USER, "a user name, UID or UID:GID"),
         ("snapshot", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
         ("runtime", _RUNTIME, "the name of a runtime that the engine knows"),
+        ("target", _RUNTIME, "the name of a member of the cluster"),
+        ("group", _RUNTIME, "the name of a group of the cluster's members"),
     ):
         value = getattr(spec, field)
         if value is not None and not pattern.fullmatch(value):

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from engines.api import ask
 from engines.daemons import Daemon
+from engines.incusd import Incusd
 from store.server import running
 
 from skerry import lifecycle, providers
@@ -157,8 +158,15 @@ def test_the_code_of_a_page_about_podman_runs_and_prints_what_it_shows(
     run_page(page, {**environment, **podman}, folder)
 
 
+@pages_with("incus")
+def test_the_code_of_a_page_about_incus_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, incus_daemon: Incusd, incus_image: str
+) -> None:
+    run_page(page, {**environment, "SKERRY_PROVIDERS__INCUS__HOST": incus_daemon.address}, folder)
+
+
 def test_every_need_of_a_page_is_known() -> None:
-    known = {None, "postgresql", "docker", "docker and gvisor", "podman"}
+    known = {None, "postgresql", "docker", "docker and gvisor", "podman", "incus"}
     assert {needs(page) for page in PAGES} == known
 
 

@@ -70,11 +70,14 @@ class Daemon(ABC):
         """Remove all containers and volumes, end all that was started, and leave nothing behind."""
         try:
             if self._process is not None:
-                with suppress(OSError, Refused):
-                    empty(self.address)
+                self._empty()
             self._end_daemons()
         finally:
             _remove(self.folder, self._lock)
+
+    def _empty(self) -> None:
+        with suppress(OSError, Refused):
+            empty(self.address)
 
     def _end_daemons(self) -> None:
         _end(self._process, signal.SIGTERM)
@@ -96,11 +99,11 @@ class Daemon(ABC):
                 start_new_session=True,
             )
 
-    def _await_answer(self) -> None:
+    def _await_answer(self, path: str = "/_ping") -> None:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                ask(self.address, "GET", "/_ping", timeout_s=5)
+                ask(self.address, "GET", path, timeout_s=5)
             except (OSError, Refused):
                 if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
                     raise NotStartable(f"{self.name} does not start here:\n{self.log()}") from None

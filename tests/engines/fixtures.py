@@ -13,6 +13,8 @@ from skerry.config import variable
 
 from .daemons import Daemon, NotStartable, find, running
 from .images import load, make_debian
+from .incus_cluster import Cluster, running_cluster
+from .incusd import IMAGE, Incusd, running_incus
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -50,6 +52,33 @@ def gvisor() -> str:
     if find("runsc") is None:
         _refuse("gvisor", "no runsc here; scripts/install brings all that the tests need")
     return "runsc"
+
+
+@pytest.fixture(scope="session")
+def incus_daemon() -> Iterator[Incusd]:
+    with ExitStack() as stack:
+        try:
+            daemon = stack.enter_context(running_incus())
+        except NotStartable as error:
+            _refuse("incus", str(error))
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def incus_cluster() -> Iterator[Cluster]:
+    """Three members, n1 to n3, with the same image as the one daemon has."""
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(running_cluster())
+        except NotStartable as error:
+            _refuse("incus", str(error))
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def incus_image(incus_daemon: Incusd) -> str:
+    """The alias of an image with busybox and nothing else."""
+    return IMAGE
 
 
 def _started(name: str) -> Iterator[Daemon]:

@@ -48,7 +48,7 @@ def _full_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _busybox() -> Iterator[IO[bytes]]:
+def busybox() -> Iterator[IO[bytes]]:
     """A shell with its usual programs, and users; no Python, nothing else."""
     applets = subprocess.run([_busybox_program(), "--list"], capture_output=True, check=True, timeout=10)
     files = {"etc/passwd": _PASSWD, "etc/group": _GROUP}
@@ -120,7 +120,7 @@ def _cache() -> Path:
 
 
 _TARS: dict[str, Callable[[], contextlib.AbstractContextManager[IO[bytes]]]] = {
-    "busybox": _busybox,
+    "busybox": busybox,
     "debian": _debian,
     "distroless": _distroless,
 }

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from . import incus_leftovers
+
 _PROGRAMS = ("conmon", "containerd", "docker", "exe", "podman", "runc", "runsc")
 """How the programs of an engine begin. A developer's own client or editor in the folder is none of them."""
 
@@ -20,7 +22,11 @@ _GONE_S = 10.0
 def processes(folder: Path) -> list[int]:
     """The engine's own programs, and whatever runs in its containers."""
     ids = container_ids(folder)
-    return [pid for pid in _pids() if _is_program_of(pid, folder) or _is_contained(pid, ids)]
+    return [
+        pid
+        for pid in _pids()
+        if _is_program_of(pid, folder) or _is_contained(pid, ids) or incus_leftovers.is_process(pid, folder, _read)
+    ]
 
 
 def mounts(folder: Path) -> list[str]:
@@ -37,11 +43,12 @@ def container_ids(folder: Path) -> list[str]:
 
 def clear(folder: Path) -> None:
     """End what runs, undo what is mounted; the folder's files stay."""
-    ids = container_ids(folder)
+    ids = [*container_ids(folder), *incus_leftovers.container_names(folder)]
     sockets = [Path(path.read_text().removeprefix("unix://")) for path in folder.glob("c/state/*/moby/*/address")]
     _end_all(folder)
     for point in mounts(folder):
         subprocess.run(["umount", "--lazy", point], check=False, capture_output=True, timeout=10)
+    incus_leftovers.remove_network(folder)
     for path in sockets:
         path.unlink(missing_ok=True)
     for group in _cgroups(ids):

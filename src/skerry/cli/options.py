@@ -36,6 +36,8 @@ _OPTIONS = (
     click.option("--image", metavar="NAME", help="The image that the box is made from."),
     click.option("--snapshot", metavar="NAME", help="A snapshot whose files it begins with."),
     click.option("--runtime", metavar="NAME", help="The OCI runtime that runs it, e.g. runsc."),
+    click.option("--target", metavar="MEMBER", help="The member of a cluster that it is to be on."),
+    click.option("--group", metavar="GROUP", help="The group of members of which one is to have it."),
     click.option("--writable-root", is_flag=True, help="Let the box change the files of its image."),
     click.option("--data/--no-data", default=None, help="A volume at /.data that outlives the box, or none."),
     click.option("--cache", type=click.Choice(_CACHES), help="The project's caches: none (default), read, write."),

@@ -47,7 +47,9 @@ VERBS: Mapping[Capability, tuple[str, ...]] = {
     Capability.USERS: ("dial_as",),
 }
 
-OPTIONAL_FIELDS = frozenset({"image", "root", "runtime", "writable_root", "data", "cache", "cache_paths", "snapshot"})
+OPTIONAL_FIELDS = frozenset(
+    {"image", "root", "runtime", "target", "group", "writable_root", "data", "cache", "cache_paths", "snapshot"}
+)
 """Fields of a spec that only some providers honour; the others refuse them."""
 
 

@@ -18,10 +18,11 @@ from threading import Event
 from typing import Any
 
 import pytest
-from oci_layouts import Layout, digest, layer
+from engines.oci_layouts import Layout, digest, layer
 
 from skerry.errors import InvalidSpec
-from skerry.providers.engine import importing, stores
+from skerry.providers.engine import importing
+from skerry.providers.sources import stores
 
 Change = Callable[[Layout], Any]
 LAYERS = (layer({"bin/one": b"1" * 3000}), layer({"bin/two": b"2"}))

@@ -12,8 +12,8 @@ from engines.api import ask_json
 from engines.daemons import Daemon
 
 from skerry.errors import ImageNotFound, InvalidSpec, Unsupported
+from skerry.providers import straight
 from skerry.providers.docker import Docker
-from skerry.providers.engine import way
 from skerry.providers.engine.info import Info
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec, SpecOptions
@@ -40,9 +40,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that shares neither our files nor our processes."""
 
     async def refuse(_pid: int, _timeout_s: float) -> None:
-        raise way.NotShared
+        raise straight.NotShared
 
-    monkeypatch.setattr(way, "straight", refuse)
+    monkeypatch.setattr(straight, "connect", refuse)
     monkeypatch.setattr(Info, "is_local", property(lambda _self: False))
 
 

@@ -19,8 +19,8 @@ from escape.boxes import END_S, USERS, Boxes, Make, as_user
 from escape.escapes import EscapeCases
 
 from skerry.errors import SkerryError
+from skerry.providers import layout
 from skerry.providers.docker import Docker
-from skerry.providers.engine import layout
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SpecOptions
 

@@ -18,7 +18,7 @@ import pytest
 from engines.api import Refused, ask, ask_json
 from engines.daemons import Daemon
 from engines.images import load
-from oci_layouts import Layout, layer
+from engines.oci_layouts import Layout, layer
 from registry import serving
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, ProviderError, ProviderUnavailable

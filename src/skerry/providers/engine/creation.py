@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, ProviderError
+from skerry.providers import layout, volume_plan
 from skerry.providers.base import Enforcement
-from skerry.providers.engine import image_config, layout, profile, seccomp, snapshots
+from skerry.providers.engine import image_config, profile, seccomp, snapshots
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.habits import Habits
 from skerry.providers.engine.homes import Homes
 from skerry.providers.engine.image_config import ImageConfig, User
 from skerry.providers.engine.info import Info
-from skerry.providers.engine.limits import Limits
 from skerry.providers.engine.profile import Frame
 from skerry.providers.engine.runtime import Runtime
 from skerry.providers.engine.scratch import scratch
-from skerry.providers.engine.volumes import Volumes
+from skerry.providers.engine.volumes import Volumes, as_mount
+from skerry.providers.limits import ULIMITS, Limits
+from skerry.providers.mounts import check_source
 from skerry.spec import Network, SandboxId, Spec
 
 NETWORK = "skerry"
@@ -51,7 +53,7 @@ class Creator:
         """Refuse what can be told to be wrong without asking anybody."""
         image_name(spec)
         for mount in spec.mounts:
-            profile.check_source(mount)
+            check_source(mount)
 
     async def origin(self, spec: Spec, info: Info) -> dict[str, Enforcement]:
         """What it is made of, and who runs in it. A snapshot may be taken only once there is a place for its box."""
@@ -67,7 +69,7 @@ class Creator:
         await self._runtime.prepare(image.id)
         default_uid = image_config.own_uid(spec) if info.has_all_uids else layout.DEFAULT_UID
         user = image_config.known_user(spec.user, image, default_uid)
-        wanted = self._volumes.wanted(id, spec)
+        wanted = volume_plan.wanted(self._engine.provider, id, spec)
         if user is None:
             user = await self._look_up(image, spec.user or image.user)
         await self._volumes.make(wanted, user, image.id, is_local=info.is_local)
@@ -87,12 +89,12 @@ class Creator:
             argv=self._runtime.argv,
             runtime_volume=self._runtime.volume,
             home=str(self._homes.point(id)) if info.has_disks else None,
-            volumes=[each.as_mount() for each in wanted],
+            volumes=[as_mount(each) for each in wanted],
             seccomp=self._seccomp(),
             labels=labels,
             network=await self._network(spec.network),
             log_driver=self._habits.log_driver,
-            ulimits={**profile.ULIMITS, **self._habits.ulimits},
+            ulimits={**ULIMITS, **self._habits.ulimits},
             scratch=self._habits.scratch if not spec.writable_root else (),
             tmpfs_has_owner=self._habits.tmpfs_has_owner,
         )

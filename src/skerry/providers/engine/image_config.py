@@ -11,7 +11,7 @@ import msgspec
 
 from skerry.errors import ImageNotFound, NotFound, ProviderError
 from skerry.providers.engine.api import Engine
-from skerry.providers.engine.layout import PROJECT_UIDS
+from skerry.providers.layout import PROJECT_UIDS
 from skerry.spec import Spec
 
 _READ_S = 30.0

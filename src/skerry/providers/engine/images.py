@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
@@ -14,10 +14,11 @@ import msgspec
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound
 from skerry.providers.base import Image, ImageBuild, OnProgress, Progress
-from skerry.providers.engine import context, importing, packing
+from skerry.providers.engine import context, importing
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.image_config import missing
 from skerry.providers.engine.telling import Building, Pulling, Telling, converse
+from skerry.providers.sources import packing, parcels
 
 _NAME = re.compile(
     r"(?:[a-z0-9][a-z0-9.\-]*(?::\d+)?/)?"  # a registry
@@ -78,7 +79,7 @@ class Images:
         }
         telling = Building(name, on_progress)
         async with aclosing(packing.from_thread(context.pack(build.dockerfile, build.context))) as pieces:
-            body = _counted(pieces, "sending the context", None, on_progress)
+            body = parcels.counted(pieces, "sending the context", None, on_progress)
             await converse(self._engine, "/build", query, telling, body)
         return await self._one(telling.id or name)
 
@@ -95,13 +96,11 @@ class Images:
         """Whole or not at all: what makes an image of it is sent last."""
         name = full_name(name, digest=False)
         on_progress(Progress(f"looking at {source.name}"))
-        async with importing.parcel(source, _with_registry(name), await self._architecture()) as parcel:
-            async with aclosing(packing.from_thread(parcel.pieces)) as pieces:
-                body = _counted(pieces, f"importing {source.name}", parcel.total, on_progress)
-                await converse(self._engine, "/images/load", {}, Telling(f"the import of {name}"), body)
-            if parcel.left_out:
-                count = len(parcel.left_out)
-                on_progress(Progress(f"left out {count} devices, sockets or mounts, such as {parcel.left_out[0]}"))
+        async with (
+            importing.parcel(source, _with_registry(name), await self._architecture()) as parcel,
+            parcels.sending(parcel, source, on_progress) as body,
+        ):
+            await converse(self._engine, "/images/load", {}, Telling(f"the import of {name}"), body)
         return await self._one(name)
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
@@ -200,13 +199,3 @@ def _few(word: str, names: Sequence[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     plural = {"sandbox": "sandboxes"}.get(word, f"{word}s")
     return f"the {word if len(names) == 1 else plural} {', '.join(names[:5])}{more}"
-
-
-async def _counted(
-    pieces: AsyncIterator[bytes], message: str, total: int | None, on_progress: OnProgress
-) -> AsyncIterator[bytes]:
-    done = 0
-    async for piece in pieces:
-        yield piece
-        done += len(piece)
-        on_progress(Progress(message, done if total is None else min(done, total), total))

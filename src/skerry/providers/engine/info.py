@@ -10,8 +10,8 @@ from skerry.errors import ProviderUnavailable, Unsupported
 from skerry.providers import disks
 from skerry.providers.base import Enforcement
 from skerry.providers.engine.habits import Habits
-from skerry.providers.engine.limits import Limits
-from skerry.providers.engine.volumes import has_data
+from skerry.providers.limits import Limits
+from skerry.providers.volume_plan import has_data
 from skerry.spec import Network, Spec
 from skerry.units import format_size
 

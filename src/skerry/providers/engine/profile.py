@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from skerry import caches
-from skerry.errors import InvalidSpec
-from skerry.providers.engine import layout
+from skerry.providers import layout
 from skerry.providers.engine.image_config import ImageConfig, User
-from skerry.providers.engine.limits import Limits
+from skerry.providers.limits import Limits
+from skerry.providers.mounts import check_source
 from skerry.spec import Mount, SandboxId, Spec
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-ULIMITS = {"core": 0, "nofile": 1024, "memlock": 64 * 1024, "msgqueue": 0, "rtprio": 0, "nice": 0}
 _FOR_THE_AGENT = ("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH")
 _SOCKET_ROOM = "size=64k"
-
-
-_MASKED = [
-    *(
-        "/proc/acpi",
-        "/proc/asound",
-        "/proc/cmdline",
-        "/proc/interrupts",
-        "/proc/kcore",
-        "/proc/keys",
-        "/proc/key-users",
-    ),
-    *("/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats"),
-    *("/sys/devices/virtual/powercap", "/sys/firmware"),
-]
-"""What tells of the host. It takes the place of the engine's own list, and is longer."""
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +108,7 @@ def _host_config(spec: Spec, frame: Frame) -> dict[str, Any]:
         "Ulimits": [{"Name": name, "Soft": value, "Hard": value} for name, value in _ulimits(frame).items()],
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges", f"seccomp={frame.seccomp}"],
-        "MaskedPaths": _MASKED,
+        "MaskedPaths": [*layout.MASKED_FILES, *layout.MASKED_FOLDERS],
         "ReadonlyRootfs": not spec.writable_root,
         "NetworkMode": frame.network,
         "IpcMode": "private",
@@ -191,13 +172,3 @@ def _bind(mount: Mount) -> dict[str, Any]:
         "ReadOnly": mount.read_only,
         "BindOptions": options,
     }
-
-
-def check_source(mount: Mount) -> None:
-    """A socket or device of the host would be a way out: the engine's own socket above all."""
-    try:
-        mode = os.stat(mount.source).st_mode
-    except OSError:
-        return  # it may be there on the engine's host; if not, the engine says so
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        raise InvalidSpec(f"mounts: {mount.source!r} is neither a folder nor a file", field="mounts")

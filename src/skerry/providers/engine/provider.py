@@ -22,6 +22,7 @@ from skerry.errors import (
     SkerryError,
     Unsupported,
 )
+from skerry.providers import layout
 from skerry.providers.base import (
     BoxChange,
     BoxState,
@@ -36,7 +37,7 @@ from skerry.providers.base import (
     Snapshot,
     Volume,
 )
-from skerry.providers.engine import layout, states, way
+from skerry.providers.engine import states, way
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.habits import Habits
 from skerry.providers.engine.reach import Reach, check_running
@@ -164,6 +165,12 @@ class EngineProvider(Provider):
         name = layout.container_name(id)
         self._reach.forget(id)
         owned = await self._data_of(id) if volumes else []
+        try:  # what is frozen does not die until some engines lose their patience
+            await self._engine.post(f"/containers/{name}/unpause")
+        except ProviderUnavailable:
+            raise
+        except SkerryError:
+            pass  # it is not frozen, or not there
         try:
             await self._engine.delete(
                 f"/containers/{name}", query={"force": True, "v": True}, timeout_s=_REMOVE_TIMEOUT_S

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from skerry.agent.client import AgentClient
 from skerry.agent.stream import Stream
 from skerry.errors import AgentUnreachable
-from skerry.providers.engine import layout, states, way
+from skerry.providers import layout, straight
+from skerry.providers.engine import states, way
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.runtime import Runtime
 from skerry.spec import SandboxId
@@ -74,8 +75,8 @@ class Reach:
         check_running(box)
         if box.state.paused:
             raise AgentUnreachable("the box is paused: let it go on first")
-        with suppress(way.NotShared):
-            return await way.straight(box.state.pid, timeout_s)
+        with suppress(straight.NotShared):
+            return await straight.connect(box.state.pid, timeout_s)
         await self._runtime.prepare(box.image)
         argv = [*self._runtime.argv, layout.RELAY, layout.SOCKET, f"{timeout_s:g}"]
         return await way.through_exec(self._engine, box.id, argv)

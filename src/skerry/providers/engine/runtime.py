@@ -13,7 +13,7 @@ from typing import Any
 
 from skerry.agent import runtime
 from skerry.errors import Conflict, NotFound
-from skerry.providers.engine import layout
+from skerry.providers import layout
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.scratch import scratch
 

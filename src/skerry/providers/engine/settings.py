@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skerry.errors import ConfigError, InvalidSpec
 from skerry.providers.base import ProviderConfig
-from skerry.providers.engine.limits import Limits
+from skerry.providers.limits import Limits
 from skerry.units import parse_size
 
 

@@ -16,8 +16,9 @@ from skerry import transfers
 from skerry.agent.client import AgentClient
 from skerry.agent.guest import trees
 from skerry.errors import Conflict, NotFound, ProviderError, SkerryError
+from skerry.providers import layout
 from skerry.providers.base import Snapshot
-from skerry.providers.engine import image_config, layout, tars
+from skerry.providers.engine import image_config, tars
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.scratch import is_abandoned, scratch
 from skerry.providers.engine.states import Inspected

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from skerry.errors import Conflict, InvalidSpec, NotFound
+from skerry.providers import layout
 from skerry.providers.base import BoxState, BoxStatus
-from skerry.providers.engine import layout
 from skerry.providers.engine.api import Engine
 from skerry.spec import SandboxId, parse_id
 

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from skerry import caches
 from skerry.errors import Conflict, NotFound
 from skerry.providers.base import Volume
-from skerry.providers.engine import layout, tars
+from skerry.providers.engine import tars
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.image_config import User
 from skerry.providers.engine.scratch import scratch
-from skerry.spec import Cache, SandboxId, Spec
+from skerry.providers.volume_plan import KIND, Wanted, as_volume
 
-INSTANCE = "skerry.instance"
-_KIND = "skerry.volume"
 _ASIDE = "volumes"
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """A volume that a box is to have."""
-
-    name: str
-    target: str
-    labels: dict[str, str]
-    mode: int
-    read_only: bool = False
-
-    def as_mount(self) -> dict[str, Any]:
-        options = {"NoCopy": True}
-        return {
-            "Type": "volume",
-            "Source": self.name,
-            "Target": self.target,
-            "ReadOnly": self.read_only,
-            "VolumeOptions": options,
-        }
 
 
 class _Found(msgspec.Struct, rename="pascal"):
@@ -60,19 +36,6 @@ class Volumes:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def wanted(self, id: SandboxId, spec: Spec) -> list[Wanted]:
-        instance = spec.labels.get(INSTANCE, "")
-        common = {"skerry": self._engine.provider, "skerry.project": spec.project, INSTANCE: instance}
-        wanted = []
-        if has_data(spec):
-            labels = {**common, _KIND: "data", "skerry.sandbox": id, "skerry.name": spec.name or ""}
-            wanted.append(Wanted(_data_name(id, spec, instance), layout.DATA, labels, 0o755))
-        for tool, path in caches.mounts(spec):
-            labels = {**common, _KIND: "cache", "skerry.name": tool}
-            name = f"skerry-cache-{tool}-{_short(instance, spec.project)}"
-            wanted.append(Wanted(name, path, labels, 0o1777, spec.cache is Cache.READ))
-        return wanted
-
     async def make(self, wanted: Sequence[Wanted], user: User, image: str, *, is_local: bool) -> None:
         """Have them, and give each to the box's user."""
         left = []
@@ -85,7 +48,7 @@ class Volumes:
 
     async def _own_elsewhere(self, wanted: Sequence[Wanted], user: User, image: str) -> None:
         """Where we do not share the engine's files: unpack their folders, with owner and mode, over themselves."""
-        mounts = [{**each.as_mount(), "Target": f"/{_ASIDE}/{each.name}", "ReadOnly": False} for each in wanted]
+        mounts = [{**as_mount(each), "Target": f"/{_ASIDE}/{each.name}", "ReadOnly": False} for each in wanted]
         async with scratch(self._engine, image, mounts=mounts) as container:
             for each in wanted:
                 content = tars.folder(f"{_ASIDE}/{each.name}", mode=each.mode, uid=user.uid, gid=user.gid)
@@ -94,9 +57,15 @@ class Volumes:
     async def all(self, *, sizes: bool) -> list[Volume]:
         used, known = await self._used(), await self._sizes() if sizes else {}
         return [
-            _as_volume(each, in_use=each.name in used, size=known.get(each.name))
+            as_volume(
+                each.name,
+                each.labels or {},
+                in_use=each.name in used,
+                size=known.get(each.name),
+                created_at=datetime.fromisoformat(each.created_at).timestamp() if each.created_at else None,
+            )
             for each in await self._list()
-            if (each.labels or {}).get(_KIND) != "runtime"
+            if (each.labels or {}).get(KIND) != "runtime"
         ]
 
     async def remove(self, name: str) -> None:
@@ -124,22 +93,6 @@ class Volumes:
         return {str(mount.get("Name")) for container in found for mount in container.get("Mounts") or []}
 
 
-def has_data(spec: Spec) -> bool:
-    """A volume has no quota, so one that was not asked for is not there where a limit was."""
-    return spec.disk is None if spec.data is None else spec.data
-
-
-def _data_name(id: SandboxId, spec: Spec, instance: str) -> str:
-    """By the sandbox's name, if it has one: made again under that name, it finds its data."""
-    if spec.name is None:
-        return f"skerry-data-{id}"
-    return f"skerry-data-{spec.name}-{_short(instance, spec.project, spec.name)}"
-
-
-def _short(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
 def _own(mountpoint: str, wanted: Wanted, user: User) -> bool:
     """Give a volume to its user on this host, where we may."""
     if os.geteuid() != 0 or not os.path.isdir(mountpoint):
@@ -149,15 +102,12 @@ def _own(mountpoint: str, wanted: Wanted, user: User) -> bool:
     return True
 
 
-def _as_volume(found: _Found, *, in_use: bool, size: int | None) -> Volume:
-    labels: Mapping[str, str] = found.labels or {}
-    return Volume(
-        name=found.name,
-        kind=labels.get(_KIND, ""),
-        project=labels.get("skerry.project", ""),
-        sandbox=labels.get("skerry.sandbox"),
-        label=labels.get("skerry.name", ""),
-        size=size,
-        in_use=in_use,
-        created_at=datetime.fromisoformat(found.created_at).timestamp() if found.created_at else None,
-    )
+def as_mount(wanted: Wanted) -> dict[str, Any]:
+    options = {"NoCopy": True}
+    return {
+        "Type": "volume",
+        "Source": wanted.name,
+        "Target": wanted.target,
+        "ReadOnly": wanted.read_only,
+        "VolumeOptions": options,
+    }

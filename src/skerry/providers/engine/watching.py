@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from skerry.errors import InvalidSpec, ProviderUnavailable
+from skerry.providers import layout
 from skerry.providers.base import BoxChange
-from skerry.providers.engine import layout, states
+from skerry.providers.engine import states
 from skerry.providers.engine.api import Engine
 from skerry.spec import SandboxId, parse_id
 

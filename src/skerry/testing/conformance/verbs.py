@@ -21,6 +21,8 @@ _SAMPLES: dict[str, object] = {
     "image": "debian",
     "root": "/",
     "runtime": "runsc",
+    "target": "member",
+    "group": "members",
     "writable_root": True,
     "data": True,
     "cache": "read",

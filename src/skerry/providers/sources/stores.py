@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any, BinaryIO, Protocol, cast
 
 from skerry.errors import InvalidSpec
-from skerry.providers.engine import packing
+from skerry.providers.sources import packing
 
 MAX_BYTES = 1 << 36
 """No image is larger than 64 GiB; what says it is means harm, or is a mistake."""
@@ -129,6 +129,9 @@ class _Bounded(io.RawIOBase):
             at = self._file.seek(at + _STEP)
         return self._file.seek(offset, whence)
 
+    def seekable(self) -> bool:
+        return True
+
     def _go_on(self) -> None:
         if self._stop.is_set():
             raise InterruptedError(errno.EINTR, "interrupted")
@@ -185,6 +188,13 @@ def opened(source: Path, stop: Event) -> Iterator[FolderStore | TarStore]:
         return
     with open(source, "rb") as file, _tar(source, file, stop) as tar:
         yield TarStore(source, tar)
+
+
+@contextmanager
+def layer(store: Store, name: str, stop: Event) -> Iterator[TarStore]:
+    """A tar that is a file of another store."""
+    with store.open(name) as file, tarfile.open(fileobj=_Bounded(inflated(file), stop), mode="r:", errorlevel=2) as tar:
+        yield TarStore(Path(name), tar)
 
 
 def _tar(source: Path, file: BinaryIO, stop: Event) -> tarfile.TarFile:

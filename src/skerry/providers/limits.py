@@ -6,6 +6,9 @@ import msgspec
 
 from skerry.spec import Spec
 
+ULIMITS = {"core": 0, "nofile": 1024, "memlock": 64 * 1024, "msgqueue": 0, "rtprio": 0, "nice": 0}
+"""What each process of a box may have at most."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     memory: int

@@ -24,6 +24,25 @@ PROJECT_UIDS = range(0x60000000, 0x61000000)
 """Where it has all of the host's, each project has one of these: the kernel counts much by uid, and what one project
 uses up is then not missing in another. Within a project it is one, so that its volumes stay its own."""
 
+MASKED_FILES = (
+    "/proc/cmdline",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+)
+MASKED_FOLDERS = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/scsi",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+)
+"""What tells of the host. It takes the place of an engine's own list, and is longer."""
 
 PREFIX = "skerry-"
 

@@ -12,8 +12,8 @@ from typing import BinaryIO, TypeVar, cast
 import msgspec
 
 from skerry.errors import InvalidSpec
-from skerry.providers.engine import packing, stores
-from skerry.providers.engine.stores import Store
+from skerry.providers.sources import packing, stores
+from skerry.providers.sources.stores import Store
 
 T = TypeVar("T")
 
@@ -203,6 +203,16 @@ def _length(file: BinaryIO) -> int:
         if size > stores.MAX_BYTES:
             raise InvalidSpec("a layer inflates to more than any image has; it was not imported")
     return size
+
+
+def verify(store: Store, part: Part) -> None:
+    """Read it once, and hold it against its digest."""
+    if part.digest:
+        with store.open(part.name) as file:
+            checked = _Checked(file, part)
+            while checked.read(packing.PIECE):
+                pass
+            checked.judge()
 
 
 class _Checked:

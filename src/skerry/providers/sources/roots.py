@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from skerry.errors import InvalidSpec
-from skerry.providers.engine import archives, packing, stores
-from skerry.providers.engine.stores import TarStore
+from skerry.providers.sources import archives, packing, stores
+from skerry.providers.sources.stores import TarStore
 
 LeftOut = Callable[[str], None]
 """Told of each path that does not go along: devices, sockets, and other file systems mounted there."""
@@ -104,7 +104,7 @@ def pack(entries: Sequence[Entry], name: str, architecture: str) -> Iterator[byt
     layer.size = sum(packing.length(entry.info) for entry in entries) + len(packing.END)
     yield from packing.entry(layer)
     digest = hashlib.sha256()
-    for piece in _layer(entries):
+    for piece in tar(entries):
         digest.update(piece)
         yield piece
     config = {
@@ -118,7 +118,8 @@ def pack(entries: Sequence[Entry], name: str, architecture: str) -> Iterator[byt
     yield from archives.manifest("config.json", [layer.name], name)
 
 
-def _layer(entries: Sequence[Entry]) -> Iterator[bytes]:
+def tar(entries: Sequence[Entry]) -> Iterator[bytes]:
+    """The entries as a tar."""
     for info, open_content in entries:
         if open_content is None:
             yield from packing.entry(info)

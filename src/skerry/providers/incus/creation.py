@@ -1,0 +1,110 @@
+"""Making one container, from the request to its start."""
+
+from __future__ import annotations
+
+import time
+
+from skerry.errors import InvalidSpec
+from skerry.providers import volume_plan
+from skerry.providers.base import Enforcement
+from skerry.providers.incus import images, profile
+from skerry.providers.incus.api import PROVIDER, Api
+from skerry.providers.incus.cluster import Cluster
+from skerry.providers.incus.image_config import ImageConfig
+from skerry.providers.incus.info import Info
+from skerry.providers.incus.instances import IMAGE
+from skerry.providers.incus.networks import Networks
+from skerry.providers.incus.profile import Frame
+from skerry.providers.incus.runtime import Runtime
+from skerry.providers.incus.snapshots import Snapshots
+from skerry.providers.incus.volumes import Volumes, device
+from skerry.providers.limits import Limits
+from skerry.providers.mounts import check_source
+from skerry.spec import Network, SandboxId, Spec
+
+_SEEN_S = 1.0
+"""For so long an image is what it was: a box is checked against it, and then made."""
+
+
+class Creator:
+    """Makes containers. It undoes nothing: whoever asked for one destroys what is left of it."""
+
+    def __init__(
+        self, api: Api, runtime: Runtime, volumes: Volumes, snapshots: Snapshots, networks: Networks, timeout_s: float
+    ) -> None:
+        self._api = api
+        self._runtime = runtime
+        self._volumes = volumes
+        self._snapshots = snapshots
+        self._networks = networks
+        self._timeout_s = timeout_s
+        self._cluster = Cluster(api)
+        self._seen: dict[str, tuple[ImageConfig, float]] = {}
+
+    def check(self, spec: Spec) -> None:
+        """Refuse what can be told to be wrong without asking anybody."""
+        if spec.snapshot is None:
+            images.check_name(image_name(spec))
+        for mount in spec.mounts:
+            check_source(mount)
+
+    async def origin(self, spec: Spec) -> dict[str, Enforcement]:
+        """What it is made of. A snapshot may be taken only once there is a place for its box."""
+        if spec.snapshot is not None:
+            return {}
+        image = await self._image(spec)
+        return {"image": Enforcement(by=f"{spec.image} at {image.id[:12]}")}
+
+    async def make(self, id: SandboxId, spec: Spec, limits: Limits, info: Info) -> None:
+        """A container that is made and started."""
+        wanted = volume_plan.wanted(PROVIDER, id, spec)
+        home = await self._volumes.home(info.pool, wanted) if info.server.server_clustered else None
+        async with self._cluster.member(id, spec, info, home) as member, self._networks.reserving(id):
+            image, runtime, card = await self._image(spec), await self._runtime.devices(info, member), None
+            if spec.network is Network.BRIDGE:
+                card = await self._networks.card(id)
+            await self._volumes.make(info.pool, wanted, member, spec.disk)
+            frame = Frame(
+                image=image,
+                limits=limits,
+                argv=self._runtime.argv,
+                pool=info.pool,
+                has_quotas=info.has_quotas,
+                runtime=runtime,
+                volumes=wanted,
+                volume_devices={f"volume{number}": device(info.pool, each) for number, each in enumerate(wanted)},
+                labels=_labels(id, spec),
+                card=card,
+            )
+            query = {"target": member} if member else {}
+            body = profile.instance(id, spec, frame)
+            await self._api.do("POST", "/1.0/instances", query=query, json=body, timeout_s=self._timeout_s)
+
+    async def _image(self, spec: Spec) -> ImageConfig:
+        """What the image is; whoever has just been told is not told again."""
+        if spec.snapshot is not None:
+            return await self._snapshots.resolve(spec.snapshot)
+        name = image_name(spec)
+        known, until = self._seen.get(name, (None, 0.0))
+        if known is None or time.monotonic() > until:
+            known = await images.resolve(self._api, name)
+            self._seen = {name: (known, time.monotonic() + _SEEN_S)}
+        return known
+
+
+def _labels(id: SandboxId, spec: Spec) -> dict[str, str]:
+    asked = f"{images.SNAPSHOTS}{spec.snapshot}" if spec.snapshot is not None else image_name(spec)
+    return {
+        **spec.labels,
+        "skerry": PROVIDER,
+        "skerry.sandbox": id,
+        "skerry.project": spec.project,
+        IMAGE: asked,
+    }
+
+
+def image_name(spec: Spec) -> str:
+    """The name of the image that a box is made of."""
+    if spec.image is None:
+        raise InvalidSpec("image: a container needs one; give image= or --image", field="image")
+    return spec.image

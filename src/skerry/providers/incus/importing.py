@@ -1,0 +1,142 @@
+"""What Incus is sent to import an image: a root and what is said of it, in one tar, or its own images as they are."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import tarfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import msgspec
+
+from skerry.errors import Conflict, InvalidSpec
+from skerry.providers.base import OnProgress, Progress
+from skerry.providers.incus.api import Api
+from skerry.providers.incus.image_config import CONFIG, ImageConfig
+from skerry.providers.sources import archives, merged, packing, parcels, roots, stores
+from skerry.providers.sources.parcels import Parcel
+from skerry.providers.sources.roots import Entry
+from skerry.providers.sources.stores import FolderStore, TarStore
+
+_SEND_TIMEOUT_S = 3600.0
+_METADATA = "metadata.yaml"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_FOLDERS = ("dev", "proc", "sys", "tmp")
+"""What a container is mounted over, and images of single programs often lack."""
+_PIECE = 1 << 20
+_BLOCK = 4096
+
+
+class _Config(msgspec.Struct, rename="pascal"):
+    env: list[str] | None = None
+    user: str | None = None
+    working_dir: str | None = None
+
+
+class _OciConfig(msgspec.Struct):
+    config: _Config | None = None
+
+
+async def send(api: Api, source: Path, on_progress: OnProgress) -> str:
+    """The fingerprint that it has then, which is that of what was sent; one that is there already is as good."""
+    on_progress(Progress(f"looking at {source.name}"))
+    headers = {"Content-Type": "application/octet-stream", "X-Incus-filename": "image.tar"}
+    fingerprint = hashlib.sha256()
+
+    async def hashed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            fingerprint.update(piece)
+            yield piece
+
+    async with (
+        parcels.looked_through(lambda stop: _held(source, stop)) as parcel,
+        parcels.sending(parcel, source, on_progress) as body,
+    ):
+        with suppress(Conflict):
+            await api.do("POST", "/1.0/images", body=hashed(body), headers=headers, timeout_s=_SEND_TIMEOUT_S)
+    return fingerprint.hexdigest()
+
+
+@contextmanager
+def _held(source: Path, stop: Event) -> Iterator[Parcel]:
+    left_out: list[str] = []
+    with stores.reading(source), stores.opened(source, stop) as store:
+        if store.size(_METADATA) >= 0:
+            yield _as_it_is(source, store, left_out)
+        elif store.size(archives.MANIFEST) >= 0 or store.size(archives.INDEX) >= 0:
+            architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
+            is_archive = store.size(archives.MANIFEST) >= 0
+            parts = archives.in_archive(store) if is_archive else archives.in_layout(store, architecture)
+            asked = _asked(stores.text(store, parts.config.name))
+            with merged.in_layers(store, parts, stop, left_out.append) as entries:
+                yield _parcel(source, entries, asked, left_out)
+        else:
+            yield _parcel(source, parcels.root_of(source, store, left_out), ImageConfig(), left_out)
+
+
+def _as_it_is(source: Path, store: FolderStore | TarStore, left_out: list[str]) -> Parcel:
+    """An image of Incus's own, packed or not."""
+    if isinstance(store, TarStore):
+        return Parcel(parcels.told(source, _bytes(source)), source.stat().st_size, [])
+    entries = parcels.root_of(source, store, left_out)
+    return Parcel(parcels.told(source, roots.tar(entries)), parcels.check_size(source, entries), left_out)
+
+
+def _bytes(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
+
+
+def _parcel(source: Path, entries: Sequence[Entry], asked: ImageConfig, left_out: list[str]) -> Parcel:
+    total = parcels.check_size(source, entries)
+    return Parcel(parcels.told(source, _unified(entries, asked)), total, left_out)
+
+
+def _unified(entries: Sequence[Entry], asked: ImageConfig) -> Iterator[bytes]:
+    about: dict[str, Any] = {
+        "architecture": os.uname().machine,
+        "creation_date": int(time.time()),
+        "properties": {CONFIG: msgspec.json.encode(_measured(asked, entries)).decode()},
+    }
+    yield from packing.text_entry(_METADATA, msgspec.json.encode(about))  # which is YAML as well
+    there = {entry.info.name.partition("/")[0] for entry in entries}
+    for name in _FOLDERS:
+        if name not in there:
+            folder = tarfile.TarInfo(f"rootfs/{name}")
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            yield from packing.entry(folder)
+    yield from roots.tar([_below(entry) for entry in entries if entry.info.name != "."])
+
+
+def _measured(asked: ImageConfig, entries: Sequence[Entry]) -> ImageConfig:
+    """With what it takes on a disk: whole blocks, and room for the name and owner of each."""
+    blocks = sum(-(-entry.info.size // _BLOCK) for entry in entries)
+    return msgspec.structs.replace(asked, size=_BLOCK * blocks + _BLOCK // 2 * len(entries))
+
+
+def _below(entry: Entry) -> Entry:
+    info = copy.copy(entry.info)
+    info.name = f"rootfs/{info.name}"
+    if info.islnk():
+        info.linkname = f"rootfs/{info.linkname}"
+    return Entry(info, entry.open)
+
+
+def _asked(text: bytes) -> ImageConfig:
+    try:
+        config = msgspec.json.decode(text, type=_OciConfig).config or _Config()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidSpec(f"the image's configuration is not one: {error}") from None
+    user = config.user or ""
+    return ImageConfig(
+        env=dict(each.partition("=")[::2] for each in config.env or []),
+        user="" if user.partition(":")[0] in ("", "0", "root") else user,
+        folder="" if config.working_dir in (None, "/") else str(config.working_dir),
+    )

@@ -1,0 +1,142 @@
+"""What a daemon is and can: where it runs, which pool boxes lie in, and which limits it holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from skerry.errors import NotFound, ProviderUnavailable, Unsupported
+from skerry.providers.base import Enforcement
+from skerry.providers.incus.api import FIX, PROVIDER, Api
+from skerry.providers.limits import Limits
+from skerry.providers.volume_plan import has_data
+from skerry.spec import Network, Spec
+from skerry.units import format_size
+
+_QUOTAS = ("btrfs", "ceph", "cephfs", "lvm", "lvmcluster", "zfs")
+"""Drivers of pools that hold a limit. `dir` takes one as well, and on most hosts nothing comes of it."""
+_CGROUP = "Incus's cgroup"
+
+
+class _Environment(msgspec.Struct):
+    server_name: str = ""
+    server_version: str = ""
+    server_clustered: bool = False
+    server_pid: int = 0
+    kernel_version: str = ""
+    kernel_architecture: str = ""
+    firewall: str = ""
+
+
+class _Server(msgspec.Struct):
+    environment: _Environment
+    auth: str = ""
+
+
+class Info(msgspec.Struct, frozen=True):
+    """The daemon's own account, and the pool that is used."""
+
+    server: _Environment
+    address: str
+    pool: str
+    driver: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on this very machine, and so sees our files and processes. A socket may lead elsewhere."""
+        if not self.address.startswith("unix:") or self.server.server_clustered:
+            return False
+        try:
+            program = Path(f"/proc/{self.server.server_pid}/comm").read_text().strip()
+        except OSError:
+            return False
+        return program == "incusd" and self.server.kernel_version == os.uname().release
+
+    @property
+    def has_quotas(self) -> bool:
+        return self.driver in _QUOTAS
+
+    def place(self) -> str:
+        """Where it is, for people."""
+        where = "this machine" if self.is_local else self.server.server_name or "another machine"
+        cluster = ", a cluster" if self.server.server_clustered else ""
+        return f"{self.address}, on {where}{cluster}, Incus {self.server.server_version}"
+
+    def enforcement(self, spec: Spec, limits: Limits) -> dict[str, Enforcement]:
+        """How each limit is held for this spec by this daemon."""
+        self.check_spec(spec)
+        return {
+            "memory": Enforcement(by=f"{_CGROUP}, without swap"),
+            "cpus": Enforcement(by=_CGROUP),
+            "pids": Enforcement(by=_CGROUP),
+            "disk": self._disk(spec, limits.disk),
+            "tmp": Enforcement(by=f"a tmpfs of {format_size(limits.tmp)}"),
+            "data": self._data(spec),
+            "root": Enforcement(by="a copy of its image that is its own"),
+            "uid": Enforcement(by="a range of host uids of its own, in a user namespace"),
+            "network": Enforcement(by=_network(spec.network)),
+            "seccomp": Enforcement(by="a list of refused calls, on top of Incus's own"),
+            "lifetime_s": Enforcement(by="the agent in the box"),
+            "idle_s": Enforcement(by="the agent in the box"),
+        }
+
+    def check_spec(self, spec: Spec) -> None:
+        if spec.network is Network.HOST:
+            raise Unsupported("network", PROVIDER, "its boxes never share the host's network; choose bridge or none")
+        for field in ("target", "group"):
+            if getattr(spec, field) is not None and not self.server.server_clustered:
+                raise Unsupported(field, PROVIDER, "this Incus is no cluster; leave it out")
+
+    def _disk(self, spec: Spec, size: int) -> Enforcement:
+        if self.has_quotas:
+            image = "beside its image" if spec.disk is not None else "its image included"
+            return Enforcement(by=f"a quota of {format_size(size)}, {image}, of pool {self.pool} ({self.driver})")
+        return Enforcement(
+            why_not=f"pool {self.pool!r} is of the kind {self.driver!r}, which holds none; use one of zfs, btrfs or lvm"
+        )
+
+    def _data(self, spec: Spec) -> Enforcement:
+        if not has_data(spec):
+            return Enforcement(by="there is no data volume")
+        return Enforcement(by="a volume with the quota of disk" if spec.disk is not None else "a volume of the pool's")
+
+
+async def look(api: Api, pool: str) -> Info:
+    server = await api.get("/1.0", _Server)
+    if server.auth != "trusted":
+        fix = "`incus config trust add-certificate FILE` on the daemon's side, with our certificate"
+        raise ProviderUnavailable(PROVIDER, f"the daemon at {api.address} does not trust us", fix=fix)
+    machine = os.uname().machine
+    if server.environment.kernel_architecture != machine:
+        reason = f"its daemon runs on {server.environment.kernel_architecture}, and the agent here is for {machine}"
+        raise ProviderUnavailable(PROVIDER, reason, fix="use a daemon on the same kind of machine")
+    name = pool or await _default_pool(api)
+    try:
+        found = await api.get(f"/1.0/storage-pools/{name}", dict[str, Any])
+    except NotFound:
+        fix = "make it with `incus storage create`, or set providers.incus.pool"
+        raise ProviderUnavailable(PROVIDER, f"it has no storage pool {name!r}", fix=fix) from None
+    return Info(server.environment, api.address, name, str(found.get("driver")))
+
+
+async def _default_pool(api: Api) -> str:
+    try:
+        profile = await api.get("/1.0/profiles/default", dict[str, Any])
+    except NotFound:
+        fix = f"make it with `incus project create {api.project}`, or set providers.incus.project"
+        raise ProviderUnavailable(PROVIDER, f"it has no project {api.project!r}", fix=fix) from None
+    for device in (profile.get("devices") or {}).values():
+        if device.get("type") == "disk" and device.get("path") == "/":
+            return str(device["pool"])
+    raise ProviderUnavailable(
+        PROVIDER, "its default profile names no pool for a root", fix=f"set providers.incus.pool; or {FIX}"
+    )
+
+
+def _network(network: Network) -> str:
+    if network is Network.BRIDGE:
+        return "a bridge; the host and all it reaches can be reached; boxes on it do not see each other"
+    return "a network namespace of its own, with loopback only"

@@ -1,0 +1,74 @@
+"""The short way to an agent in a container: straight to its socket, where we share its kernel and may see its files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from contextlib import ExitStack
+
+from skerry.agent.stream import FdStream, Stream
+from skerry.errors import AgentUnreachable
+from skerry.providers.layout import SOCKET
+
+_WAIT_S = (0.001, 0.002)
+"""First and longest wait between two looks for a socket."""
+
+
+class NotShared(Exception):
+    """We cannot see the container's files: another host, another kernel, or not our right."""
+
+
+async def connect(pid: int, timeout_s: float) -> Stream:
+    """Connect to the socket in the files of a process of this host; an agent that is just starting is waited for."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            wait, longest = _WAIT_S
+            while (sock := _try(pid)) is None:
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, longest)
+    except TimeoutError:
+        raise AgentUnreachable(f"no agent listens in the box after {timeout_s:g} s") from None
+    fd = sock.detach()
+    return FdStream(fd, fd)
+
+
+def _try(pid: int) -> socket.socket | None:
+    """None while nobody listens. No link is followed: all behind the first step is the box's to choose."""
+    *folders, name = SOCKET.strip("/").split("/")
+    flags = os.O_PATH | os.O_CLOEXEC
+    with ExitStack() as opened:
+
+        def step(name: str, flags: int, at: int | None = None) -> int:
+            fd = os.open(name, flags, dir_fd=at)
+            opened.callback(os.close, fd)
+            return fd
+
+        try:
+            at = step(f"/proc/{pid}/root", flags | os.O_DIRECTORY)
+            for folder in folders:
+                at = step(folder, flags | os.O_DIRECTORY | os.O_NOFOLLOW, at)
+        except OSError as error:
+            raise NotShared(error) from error
+        try:
+            at = step(name, flags | os.O_NOFOLLOW, at)
+        except FileNotFoundError:
+            return None  # the folder is there, so this is the right place
+        if not stat.S_ISSOCK(os.fstat(at).st_mode):
+            raise AgentUnreachable("something else is in the place of the agent's socket")
+        return _connect_to(at)
+
+
+def _connect_to(fd: int) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        sock.connect(f"/proc/self/fd/{fd}")
+        return sock
+    except (ConnectionRefusedError, BlockingIOError):
+        sock.close()
+        return None
+    except OSError as error:
+        sock.close()
+        raise NotShared(error) from error

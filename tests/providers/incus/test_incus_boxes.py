@@ -1,0 +1,248 @@
+"""What Incus boxes are made of: users, networks, disks, limits that are reached, and what a stop leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Unpack
+
+import pytest
+from engines.incusd import Incusd
+
+from skerry.errors import (
+    AgentUnreachable,
+    CreateFailed,
+    DiskFull,
+    InvalidSpec,
+    LimitReached,
+    ProviderUnavailable,
+    Unsupported,
+)
+from skerry.providers.base import BoxState, Provider
+from skerry.providers.incus import Incus
+from skerry.providers.incus.info import Info
+from skerry.sandbox import AsyncSandbox
+from skerry.spec import Spec, SpecOptions
+from skerry.testing.conformance.base import eventually
+
+_SYS_ADMIN = 1 << 21
+Make = Callable[..., Awaitable[AsyncSandbox]]
+
+
+@pytest.fixture
+async def make(incus: Incus, incus_image: str) -> AsyncIterator[Make]:
+    made: list[AsyncSandbox] = []
+
+    async def one(provider: Provider = incus, **options: Unpack[SpecOptions]) -> AsyncSandbox:
+        spec = Spec.of(**{"provider": "incus", "image": incus_image, "data": False, **options})
+        made.append(await AsyncSandbox.create(spec, provider))
+        return made[-1]
+
+    yield one
+    for sandbox in made:
+        await sandbox.destroy(volumes=True)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that shares neither our files nor our processes."""
+    monkeypatch.setattr(Info, "is_local", property(lambda _self: False))
+
+
+async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(
+    make: Make, incus: Incus, incus_daemon: Incusd, elsewhere: None
+) -> None:
+    sandbox = await make(env={"SECRET": "s"})
+    assert (await sandbox.exec('echo "$SECRET"; echo x > ~/f')).text == "s\n"
+    data = bytes(range(256)) * 20_000
+    await sandbox.files.write("blob", data)
+    assert await sandbox.files.read("blob") == data
+    await sandbox.close()
+    assert (await sandbox.exec("cat ~/f")).text == "x\n"
+    devices = incus_daemon.ask("GET", f"/1.0/instances/skerry-{sandbox.id}")["devices"]
+    assert devices["agent"]["source"].startswith("skerry-runtime-")
+    await incus.stop(sandbox.id)
+    with pytest.raises(AgentUnreachable, match="start it"):
+        await incus.dial(sandbox.id)
+    await incus.start(sandbox.id, sandbox.spec)
+    assert (await sandbox.exec("cat ~/f")).text == "x\n"
+
+
+async def test_who_runs_in_a_box(make: Make) -> None:
+    for asked, told in (("app", "1000 1000"), ("4242:77", "4242 77"), ("root", "0 0"), (None, "65532 65532")):
+        sandbox = await make(**({"user": asked} if asked else {}))
+        found = await sandbox.exec("echo $(id -u) $(id -g); touch ~/f && stat -c %u:%g ~")
+        assert found.text.split("\n")[:2] == [told, told.replace(" ", ":")]
+        await sandbox.destroy()
+    with pytest.raises(CreateFailed, match="no user is called 'nobody-here'"):
+        await make(user="nobody-here")
+    with pytest.raises(CreateFailed, match="from 0 to 65535"):
+        await make(user="100000")
+
+
+async def test_root_of_a_box_has_few_capabilities_and_no_way_to_more(make: Make) -> None:
+    sandbox = await make(user="root")
+    status = (await sandbox.exec("grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status")).text.split()
+    assert status[3::2] == ["1", "2"]
+    assert not int(status[1], 16) & _SYS_ADMIN
+    for attempt in ("mount -t tmpfs none /mnt", "unshare -U true", "chroot / true", "mknod /dev/sda b 8 0"):
+        assert not (await sandbox.exec(attempt)).ok, attempt
+    assert (await sandbox.exec("chown 7:7 /etc/passwd && echo x > /usr-is-mine")).ok
+
+
+async def test_another_user_is_reached_by_name_and_by_number(make: Make, incus: Incus) -> None:
+    sandbox = await make()
+    for user, told in (("app", "1000"), ("root", "0"), ("77:78", "77")):
+        assert (await sandbox.exec(["id", "-u"], user=user)).text.strip() == told
+    with pytest.raises(InvalidSpec, match="nobody-here"):
+        await sandbox.exec(["id"], user="nobody-here")
+
+
+async def test_boxes_on_a_bridge_reach_the_gateway_and_not_each_other(make: Make, incus_daemon: Incusd) -> None:
+    first, second = await asyncio.gather(make(network="bridge"), make(network="bridge"))
+    gateway = incus_daemon.ask("GET", f"/1.0/networks/{incus_daemon.bridge}")["config"]["ipv4.address"].partition("/")[
+        0
+    ]
+    show = "ip -4 -o addr show eth0 | tr -s ' ' | cut -d' ' -f4 | cut -d/ -f1"
+    addresses = [(await box.exec(show)).text.strip() for box in (first, second)]
+    assert len({*addresses, gateway}) == 3
+    serving = await first.start(f"echo hello | nc -l -p 8000 -s {addresses[0]}", background=True)
+    assert (await first.exec("cat /etc/resolv.conf")).text == f"nameserver {gateway}\n"
+    assert (await first.exec(f"echo | nc -w 2 {gateway} 53")).ok
+    assert not (await second.exec(f"nc -w 2 {addresses[0]} 8000 </dev/null")).stdout
+    await serving.kill()
+
+
+async def test_a_box_cannot_take_anothers_address(make: Make) -> None:
+    first, second = await asyncio.gather(make(network="bridge", user="root"), make(network="bridge", user="root"))
+    show = "ip -4 -o addr show eth0 | tr -s ' ' | cut -d' ' -f4"
+    stolen = (await first.exec(show)).text.strip()
+    gateway = (await second.exec("ip route | sed -n 's/default via \\([0-9.]*\\) .*/\\1/p'")).text.strip()
+    assert (await second.exec(f"echo | nc -w 2 {gateway} 53")).ok
+    assert (await second.exec(f"ip addr flush dev eth0; ip addr add {stolen} dev eth0")).ok
+    assert not (await second.exec(f"echo | nc -w 2 {gateway} 53")).ok
+
+
+async def test_a_network_without_addresses_left_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
+    small = "sksmall0"
+    config = {"ipv4.address": "10.63.63.1/30", "ipv4.nat": "false", "ipv6.address": "none"}
+    incus_daemon.ask("POST", "/1.0/networks", {"name": small, "type": "bridge", "config": config})
+    try:
+        provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), network=small))
+        sandbox = await make(provider, network="bridge")
+        with pytest.raises(LimitReached, match="no address left"):
+            await make(provider, network="bridge")
+        await sandbox.destroy()
+        await (await make(provider, network="bridge")).destroy()
+    finally:
+        incus_daemon.ask("DELETE", f"/1.0/networks/{small}")
+
+
+async def test_a_pool_with_quotas_holds_the_disk(make: Make, incus_daemon: Incusd, cache: Path) -> None:
+    pool = incus_daemon.add_pool_with_quotas()
+    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
+    sandbox = await make(provider, disk="24M", data=True)
+    assert "quota" in sandbox.enforced["disk"].by
+    for path in ("too-big", "/.data/too-big"):
+        with pytest.raises(DiskFull):
+            await sandbox.files.write(path, bytes(64 << 20))
+    await sandbox.files.write("small", b"still room")
+    await sandbox.destroy(volumes=True)
+
+
+async def test_a_pool_that_is_a_folder_holds_no_disk_and_says_so(make: Make) -> None:
+    with pytest.raises(Unsupported, match="'dir'"):
+        await make(disk="64M")
+
+
+async def make_many(make: Make, provider: Provider, count: int) -> None:
+    for _ in range(count):
+        await make(provider)
+
+
+async def test_a_full_pool_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
+    pool, volumes = incus_daemon.add_pool_with_quotas(), "/1.0/storage-pools/quotas/volumes/custom"
+    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
+    incus_daemon.ask("POST", volumes, {"name": "full"})
+    try:
+        place = incus_daemon.folder / "storage-pools" / pool / "custom" / "default_full"
+        with suppress(OSError), (place / "f").open("wb") as file:
+            while True:
+                file.write(os.urandom(1 << 20))
+        with pytest.raises(LimitReached, match="storage is full"):
+            await make_many(make, provider, 50)
+    finally:
+        incus_daemon.ask("DELETE", f"{volumes}/full")
+
+
+async def test_a_full_project_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
+    config = {"features.images": "false", "features.profiles": "false", "limits.containers": "1"}
+    incus_daemon.ask("POST", "/1.0/projects", {"name": "small", "config": config})
+    try:
+        provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), project="small"))
+        sandbox = await make(provider)
+        with pytest.raises(LimitReached, match="project's limits"):
+            await make(provider)
+        assert set(await provider.discover()) == {sandbox.id}
+        await sandbox.destroy()
+    finally:
+        incus_daemon.ask("DELETE", "/1.0/projects/small")
+
+
+async def test_a_box_that_ended_by_itself_is_dead_and_one_that_was_stopped_by_hand_is_not(
+    make: Make, incus: Incus, incus_daemon: Incusd
+) -> None:
+    ending, stopped = await make(lifetime=0.5), await make()
+    path = f"/1.0/instances/skerry-{stopped.id}/state"
+    incus_daemon.ask("PUT", path, {"action": "stop", "force": True, "timeout": 10})
+
+    async def is_dead() -> bool:
+        return (await incus.discover())[ending.id].state is BoxState.DEAD
+
+    await eventually(is_dead, "the box whose time is over is dead")
+    assert (await incus.discover())[stopped.id].state is BoxState.STOPPED
+
+
+async def test_boxes_outlive_a_daemon_that_is_killed(make: Make, incus: Incus, incus_daemon: Incusd) -> None:
+    sandbox = await make()
+    process = await sandbox.start(["sleep", "1000"], background=True)
+    incus_daemon.kill()
+    assert (await sandbox.exec(["echo", "alive"])).text == "alive\n"
+    with pytest.raises(ProviderUnavailable):
+        await incus.discover()
+    incus_daemon.start()
+    await sandbox.close()
+    assert [each.process for each in await sandbox.processes.list() if each.running] == [process.number]
+    assert (await incus.discover())[sandbox.id].state is BoxState.RUNNING
+
+
+async def test_folders_of_the_host_are_seen_with_their_owners(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "f").write_text("from the host")
+    sandbox = await make(mounts=[f"{folder}:/mnt/rw", f"{folder}:/mnt/ro:ro"], user="1000")
+    assert (await sandbox.exec("cat /mnt/ro/f; echo x > /mnt/rw/mine; stat -c %u /mnt/rw/mine /mnt/rw/f")).text == (
+        "from the host1000\n0\n"
+    )
+    assert (folder / "mine").stat().st_uid == 1000
+    assert not (await sandbox.exec("echo x > /mnt/ro/mine")).ok
+
+
+async def test_a_daemon_that_is_not_there_says_how_to_have_one(incus_image: str) -> None:
+    provider = Incus(Incus.Config(host="unix:///nowhere/unix.socket"))
+    with pytest.raises(ProviderUnavailable, match="apt-get install incus"):
+        await provider.check()
+
+
+async def test_wrong_settings_are_named(incus_daemon: Incusd, incus: Incus) -> None:
+    for setting, value in (("pool", "no-pool"), ("project", "no-project")):
+        fields: Any = {setting: value}
+        with pytest.raises(ProviderUnavailable, match=value):
+            await Incus(Incus.Config(host=incus_daemon.address, **fields)).check()
+    provider = Incus(Incus.Config(host=incus_daemon.address, network="no-network"))
+    with pytest.raises(Unsupported, match="no-network"):
+        await AsyncSandbox.create(Spec.of(provider="incus", image="busybox", network="bridge", data=False), provider)
