@@ -56,7 +56,8 @@ async def test_a_fleet_of_system_containers(incus: Incus, incus_daemon: Incusd, 
     assert not await incus.discover()
 
 
-async def test_a_member_of_the_cluster_that_dies_in_the_middle_of_a_start(world: World) -> None:
+@pytest.mark.parametrize("fault", ["kill", "cut_off"])
+async def test_a_member_of_the_cluster_that_goes_in_the_middle_of_a_start(world: World, fault: str) -> None:
     async with world.manager() as manager:
         fleet = AsyncFleet(manager, load_fleet("fleet.yaml", FILE))
         starting = asyncio.create_task(fleet.up())
@@ -65,7 +66,7 @@ async def test_a_member_of_the_cluster_that_dies_in_the_middle_of_a_start(world:
             return bool(world.places())
 
         await eventually(has_begun, "the first is made")
-        await asyncio.to_thread(world.cluster.kill, "n3")
+        await asyncio.to_thread(getattr(world.cluster, fault), "n3")
         await starting  # whatever came up: it ended, by its deadlines
         await world.seen("n3", online=False)
         report = await fleet.up()
@@ -74,8 +75,7 @@ async def test_a_member_of_the_cluster_that_dies_in_the_middle_of_a_start(world:
         there = {each.id: places[each.id] for each in (await fleet.status()).values() if each.agent is not None}
         assert len(there) == 6
         assert set(Counter(there.values())) <= {"n1", "n2"}
-        await asyncio.to_thread(world.cluster.start, "n3")
-        await world.seen("n3", online=True)
+        await world.revive()
         await manager.reconcile()
         assert (await fleet.up()).ok
         await fleet.down()

@@ -104,14 +104,15 @@ async def test_an_image_of_incuss_own_goes_as_it_is(incus: Incus, tmp_path: Path
     assert await said(incus, "echo hello", first.id[:12]) == "hello\n"
 
 
-async def test_an_image_in_use_stays(incus: Incus, root: Path) -> None:
+async def test_an_image_in_use_stays(incus: Incus, root: Path, tmp_path: Path) -> None:
     await incus.import_image(root, NAME, ignore)
     sandbox = await AsyncSandbox.create(Spec.of(provider="incus", image=NAME, data=False), incus)
     try:
         assert [image.used_by for image in await incus.images() if NAME in image.names] == [1]
         with pytest.raises(Conflict, match=sandbox.id):
             await incus.remove_image(NAME)
-        await incus.import_image(root, NAME, ignore)
+        newer = Layout(root.read_bytes(), layer({"newer": b""})).write(tmp_path / "layout")
+        await incus.import_image(newer, NAME, ignore)
         assert (await incus.discover())[sandbox.id].outdated
     finally:
         await sandbox.destroy()
