@@ -240,5 +240,7 @@ class DiskFull(FileError):
 
 
 def all_errors(root: type[SkerryError] = SkerryError) -> list[type[SkerryError]]:
-    """Every class of the tree, so that a test can hold each surface's table against it."""
-    return [root, *(leaf for child in root.__subclasses__() for leaf in all_errors(child))]
+    """Every class of the tree, so that a test can hold each surface's table against it. A provider may tell refusals of
+    its own apart by classes below these; to all others they are what their code says."""
+    ours = [child for child in root.__subclasses__() if child.__module__ == __name__]
+    return [root, *(leaf for child in ours for leaf in all_errors(child))]

@@ -74,6 +74,8 @@ class Incusd(Daemon):
             return answer["metadata"]
         path = f"/1.0/operations/{answer['metadata']['id']}/wait"
         ended = ask_json(self.address, "GET", path, {"timeout": str(_OPERATION_S)}, timeout_s=_OPERATION_S + 5)
+        if ended["type"] == "error":
+            raise Refused(ended["error_code"], ended["error"])
         if ended["metadata"]["status_code"] != 200:
             raise Refused(ended["metadata"]["status_code"], ended["metadata"]["err"])
         return ended["metadata"]

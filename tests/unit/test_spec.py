@@ -35,6 +35,8 @@ WRONG: dict[str, list[Any]] = {
     ],
     "snapshot": ["", "A", "a/b", "x" * 64, 5],
     "runtime": ["", "../x", "a b", "-x", 5],
+    "target": ["", "../x", "a b", "-x", 5],
+    "group": ["", "../x", "a b", "-x", 5],
     "writable_root": [None, "yes", 1],
     "workspace": [
         {}, {"path": "relative"}, {"path": "/a\0"}, {"source": ""}, {"source": "--upload-pack=x"}, {"source": "a\nb"},

@@ -109,9 +109,8 @@ class Incus(Provider):
         pool = (await self._info()).pool
         owned = await self._data_of(id, pool) if volumes else []
         await self._remove(id)
-        for volume in owned:
-            with suppress(NotFound):
-                await self._volumes.remove(pool, volume)
+        for volume, member in owned:
+            await self._volumes.drop(pool, volume, member)
 
     async def discover(self) -> Mapping[SandboxId, BoxStatus]:
         return await instances.all_boxes(self._api)
@@ -231,13 +230,13 @@ class Incus(Provider):
         log = await logs.last_words(self._api, id)
         raise CreateFailed(f"the box did not come up: {error}", log=log) from error
 
-    async def _data_of(self, id: SandboxId, pool: str) -> list[str]:
-        """The data volume of a box, by its devices if it is there, else by its label."""
-        found = set(await self._volumes.data_of(pool, id))
-        with suppress(NotFound):
+    async def _data_of(self, id: SandboxId, pool: str) -> list[tuple[str, str]]:
+        """The data volume of a box and its member, by its devices if it is there, else by its label."""
+        try:
             box = await instances.inspect(self._api, id)
-            found |= {each["source"] for each in box.devices.values() if each.get("path") == layout.DATA}
-        return sorted(found)
+        except NotFound:
+            return await self._volumes.data_of(pool, id)
+        return [(each["source"], box.location) for each in box.devices.values() if each.get("path") == layout.DATA]
 
     async def _until_stopped(self, id: SandboxId) -> None:
         """Of a container that has ended by itself Incus says at once that it is stopped, and lists it as running for

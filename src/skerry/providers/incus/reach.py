@@ -15,6 +15,7 @@ from skerry.providers.incus import instances, profile
 from skerry.providers.incus.api import Api
 from skerry.providers.incus.execs import through_exec
 from skerry.providers.incus.info import Info
+from skerry.providers.incus.pids import pid_of
 from skerry.providers.incus.refusals import AsItWas
 from skerry.providers.incus.runtime import Runtime
 from skerry.spec import SandboxId
@@ -92,10 +93,8 @@ class Reach:
     async def _open(self, id: SandboxId, info: Info, timeout_s: float) -> Stream:
         try:
             if info.is_local:
-                state = await instances.state_of(self._api, id)
-                _check(state.status)
                 with suppress(straight.NotShared):
-                    return await straight.connect(state.pid, timeout_s)
+                    return await straight.connect(await self._pid(id), timeout_s)
             await self._runtime.find()
             argv = [*self._runtime.argv, layout.RELAY, layout.SOCKET, f"{timeout_s:g}"]
             nobody = layout.DEFAULT_UID
@@ -104,6 +103,12 @@ class Reach:
             raise NotFound(f"there is no box {id}") from None
         except AsItWas as error:
             raise AgentUnreachable(f"the box does not run: start it first ({error})") from error
+
+    async def _pid(self, id: SandboxId) -> int:
+        box = await instances.inspect(self._api, id)
+        _check(box.status)
+        found = pid_of(self._api.project, box.name)
+        return (await instances.state_of(self._api, id)).pid if found is None else found
 
 
 def _check(status: str) -> None:

@@ -28,7 +28,7 @@ class _Found(msgspec.Struct):
     @property
     def target(self) -> dict[str, str]:
         """Pools of a cluster may be apart: the member that has it has to be told."""
-        return {"target": self.location} if self.location not in ("", "none") else {}
+        return _at(self.location)
 
 
 class Volumes:
@@ -78,13 +78,18 @@ class Volumes:
             created_at=min(made, default=None),
         )
 
-    async def data_of(self, pool: str, id: SandboxId) -> list[str]:
-        """By its label: the box that had it may be gone."""
+    async def data_of(self, pool: str, id: SandboxId) -> list[tuple[str, str]]:
+        """The names and members of a box's volumes, by their label, for a box that is gone."""
         return [
-            each.name
+            (each.name, each.location)
             for each in await self._list(pool)
             if labels(each.config).get(KIND) == "data" and labels(each.config).get("skerry.sandbox") == id
         ]
+
+    async def drop(self, pool: str, name: str, member: str) -> None:
+        """Quiet if it is gone, or another box has it too."""
+        with suppress(NotFound, Conflict):
+            await self._api.do("DELETE", f"{_path(pool)}/{name}", query=_at(member))
 
     async def remove(self, pool: str, name: str) -> None:
         found = [each for each in await self._list(pool) if each.name == name]
@@ -106,6 +111,10 @@ class Volumes:
             usage = (await self._api.get(path, dict[str, Any], query=volume.target)).get("usage")
             return int(usage["used"]) if usage else None
         return None
+
+
+def _at(member: str) -> dict[str, str]:
+    return {"target": member} if member not in ("", "none") else {}
 
 
 def _path(pool: str) -> str:
