@@ -13,8 +13,10 @@ from skerry.cli.output import json_option, say, spinner, warn_of_network
 
 if TYPE_CHECKING:
     from skerry.config import Config
+    from skerry.manager import AsyncSandboxManager
+    from skerry.records import Cause
     from skerry.sandbox import AsyncSandbox
-    from skerry.spec import Spec
+    from skerry.spec import SandboxId, Spec
 
 
 @click.command(
@@ -57,6 +59,9 @@ def command(
     return run_joined(job, _new_sandbox(config, spec, keep=not remove, pool=pool))
 
 
+_LOOKS_S = (0.05, 0.1, 0.2, 0.4, 0.8, 0.0)
+
+
 @asynccontextmanager
 async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) -> AsyncIterator[AsyncSandbox]:
     """A sandbox that goes with us, however we go, unless it is to be kept."""
@@ -76,10 +81,10 @@ async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) ->
         except BaseExceptionGroup as group:
             if group.subgroup((CallInterrupted, AgentUnreachable)) is None:
                 raise
-            record = await manager.look_after(sandbox.id)
-            if record.cause is None:
+            cause = await _cause_of_end(manager, sandbox.id)
+            if cause is None:
                 raise
-            raise AgentUnreachable(f"the sandbox ended before its command did: {record.cause}") from group
+            raise AgentUnreachable(f"the sandbox ended before its command did: {cause}") from group
         finally:
             if keep:
                 say(f"kept sandbox {sandbox.id}")
@@ -90,3 +95,15 @@ async def _new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) ->
 async def _remove(sandbox: AsyncSandbox) -> None:
     async with spinner("removing the sandbox"):
         await sandbox.destroy()
+
+
+async def _cause_of_end(manager: AsyncSandboxManager, id: SandboxId) -> Cause | None:
+    """Why it ended, if it did: a box whose stream is closed may take a moment more to be gone."""
+    import asyncio
+
+    for wait_s in _LOOKS_S:
+        record = await manager.look_after(id)
+        if record.cause is not None:
+            return record.cause
+        await asyncio.sleep(wait_s)
+    return None
