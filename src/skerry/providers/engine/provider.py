@@ -74,7 +74,7 @@ class EngineProvider(Provider):
         self._engine = Engine(
             config.host or self.default_host(), provider=self.name, fix=self.fix, timeout_s=config.timeout_s
         )
-        self._cache, self._state_dir = config.folders(self.name)
+        self._cache, self._state_dir = config.cache(), config.state(self.name)
         self._runtime = Runtime(self._engine, self._cache)
         self._reach = Reach(self._engine, self._runtime)
         self._known_info: Info | None = None

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from skerry.errors import ConfigError, InvalidSpec
-from skerry.providers.base import ProviderConfig
-from skerry.providers.limits import Limits
-from skerry.units import parse_size
+from skerry.errors import ConfigError
+from skerry.providers.daemon_config import DaemonConfig
 
 
-class IncusConfig(ProviderConfig, frozen=True):
+class IncusConfig(DaemonConfig, frozen=True):
     host: str = "unix:///var/lib/incus/unix.socket"
     """The daemon: unix:///path or https://host:port."""
     certificate: str = ""
@@ -28,29 +24,8 @@ class IncusConfig(ProviderConfig, frozen=True):
     """Where boxes and volumes lie; empty: the pool of the project's default profile."""
     network: str = ""
     """The managed bridge of boxes that ask for one; empty: the only one there is."""
-    cache_dir: str = ""
-    """What boxes share; empty: /var/cache/skerry for root, else ~/.cache/skerry."""
-    memory: int | str = "1G"
-    pids: int = 256
-    cpus: float | None = None
     disk: int | str = "10G"
     """The whole root, its image included, where the pool holds limits."""
-    tmp: int | str = "256M"
-    shm: int | str = "64M"
-    start_timeout_s: float = 60.0
-    timeout_s: float = 30.0
-    """How long the daemon may take to answer."""
-
-    def limits(self, provider: str) -> Limits:
-        try:
-            sizes = {field: parse_size(getattr(self, field), field) for field in ("memory", "disk", "tmp", "shm")}
-        except InvalidSpec as error:
-            raise ConfigError(f"providers.{provider}.{error}") from None
-        return Limits(**sizes, pids=self.pids, cpus=self.cpus)
-
-    def cache(self) -> Path:
-        folder = self.cache_dir or ("/var/cache/skerry" if os.geteuid() == 0 else "~/.cache/skerry")
-        return Path(folder).expanduser().absolute()
 
     def tls(self) -> ssl.SSLContext | None:
         """How both sides prove who they are; None for a socket of this machine."""
