@@ -98,7 +98,8 @@ async def test_an_image_of_incuss_own_goes_as_it_is(incus: Incus, tmp_path: Path
     path.write_bytes(unified_image())
     first = await incus.import_image(path, NAME, ignore)
     again = await incus.import_image(path, f"{NAME}/again", ignore)
-    assert (again.id, set(again.names)) == (first.id, {NAME, f"{NAME}/again"})
+    assert again.id == first.id
+    assert {NAME, f"{NAME}/again"} <= set(again.names)  # the image of the other tests may be the very same
     assert await said(incus, "echo hello", f"{NAME}/again") == "hello\n"
     await incus.remove_image(NAME)
     assert await said(incus, "echo hello", first.id[:12]) == "hello\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from skerry.errors import InvalidSpec
 from skerry.providers import volume_plan
 from skerry.providers.base import Enforcement
@@ -22,9 +20,6 @@ from skerry.providers.limits import Limits
 from skerry.providers.mounts import check_source
 from skerry.spec import Network, SandboxId, Spec
 
-_SEEN_S = 1.0
-"""For so long an image is what it was: a box is checked against it, and then made."""
-
 
 class Creator:
     """Makes containers. It undoes nothing: whoever asked for one destroys what is left of it."""
@@ -39,7 +34,6 @@ class Creator:
         self._networks = networks
         self._timeout_s = timeout_s
         self._cluster = Cluster(api)
-        self._seen: dict[str, tuple[ImageConfig, float]] = {}
 
     def check(self, spec: Spec) -> None:
         """Refuse what can be told to be wrong without asking anybody."""
@@ -81,15 +75,9 @@ class Creator:
             await self._api.do("POST", "/1.0/instances", query=query, json=body, timeout_s=self._timeout_s)
 
     async def _image(self, spec: Spec) -> ImageConfig:
-        """What the image is; whoever has just been told is not told again."""
         if spec.snapshot is not None:
             return await self._snapshots.resolve(spec.snapshot)
-        name = image_name(spec)
-        known, until = self._seen.get(name, (None, 0.0))
-        if known is None or time.monotonic() > until:
-            known = await images.resolve(self._api, name)
-            self._seen = {name: (known, time.monotonic() + _SEEN_S)}
-        return known
+        return await images.resolve(self._api, image_name(spec))
 
 
 def _labels(id: SandboxId, spec: Spec) -> dict[str, str]:

@@ -61,11 +61,9 @@ class Images:
 
     async def _name(self, name: str, fingerprint: str) -> None:
         """Under this name it is found from now on; what had the name before keeps its other ones."""
-        try:
-            await self._api.do("POST", "/1.0/images/aliases", json={"name": name, "target": fingerprint})
-        except Conflict:
-            json = {"target": fingerprint, "description": ""}
-            await self._api.do("PUT", f"/1.0/images/aliases/{quote(name, safe='')}", json=json)
+        with suppress(NotFound):
+            await self._api.do("DELETE", f"/1.0/images/aliases/{quote(name, safe='')}")
+        await self._api.do("POST", "/1.0/images/aliases", json={"name": name, "target": fingerprint})
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
         image = await resolve(self._api, name)
