@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from skerry.agent.stream import Buffer, FdStream, Receiver, Stream
-from skerry.errors import AgentUnreachable
+from skerry.errors import AgentUnreachable, Conflict, ProviderError
 from skerry.providers.engine.api import Engine
 
 _HEADER = struct.Struct(">BxxxI")
@@ -19,8 +19,13 @@ async def through_exec(engine: Engine, container: str, argv: list[str], user: st
     wanted: dict[str, Any] = {"AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Cmd": argv}
     if user is not None:
         wanted["User"] = user
-    made = await engine.post(f"/containers/{container}/exec", dict[str, Any], json=wanted)
-    fd, early = await engine.upgrade(f"/exec/{made['Id']}/start", json={"Detach": False, "Tty": False})
+    try:
+        made = await engine.post(f"/containers/{container}/exec", dict[str, Any], json=wanted)
+        fd, early = await engine.upgrade(f"/exec/{made['Id']}/start", json={"Detach": False, "Tty": False})
+    except (Conflict, ProviderError) as error:
+        if "not running" in str(error):  # it ended since we looked
+            raise AgentUnreachable(str(error)) from error
+        raise
     return ExecStream(fd, early)
 
 
