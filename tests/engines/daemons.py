@@ -96,6 +96,7 @@ class Daemon(ABC):
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PATH": _PATH, "TMPDIR": "/tmp", **(env or {})},
+                cwd=self.folder,  # where conmon leaves a note of each box that ran out of memory
                 start_new_session=True,
             )
 
