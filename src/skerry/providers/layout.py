@@ -6,7 +6,6 @@ from skerry.spec import SandboxId
 
 HOME = "/home/user"
 DATA = "/.data"
-CACHE = "/.cache"
 RUNTIME = "/.skerry"
 """A read-only volume with the agent and its interpreter."""
 AGENT = f"{RUNTIME}/agent"

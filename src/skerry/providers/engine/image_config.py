@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from skerry.errors import ImageNotFound, NotFound, ProviderError
+from skerry.providers import users
 from skerry.providers.engine.api import Engine
 from skerry.providers.layout import PROJECT_UIDS
 from skerry.spec import Spec
@@ -94,11 +95,10 @@ def known_user(asked: str | None, image: ImageConfig, default_uid: int) -> User 
 async def find_user(engine: Engine, container: str, text: str) -> User:
     """A user by a name that the image's own list of users has."""
     name = text.partition(":")[0]
-    for line in (await _read_file(engine, container, "/etc/passwd")).splitlines():
-        entry = line.split(":")
-        if len(entry) > 3 and entry[0] == name and entry[2].isdigit() and entry[3].isdigit():
-            return User(text, int(entry[2]), int(entry[3]))
-    raise NotFound(f"no user is called {name!r} in the image; give a UID or UID:GID")
+    found = users.numbers(await _read_file(engine, container, "/etc/passwd"), name)
+    if found is None:
+        raise NotFound(f"no user is called {name!r} in the image; give a UID or UID:GID")
+    return User(text, *found)
 
 
 async def _read_file(engine: Engine, container: str, path: str) -> str:

@@ -26,10 +26,6 @@ _NETWORKS = {
 }
 
 
-class _Plugins(msgspec.Struct, rename="pascal"):
-    log: list[str] | None = None
-
-
 class Info(msgspec.Struct, rename="pascal"):
     """The daemon's own account; engines differ in what they tell."""
 
@@ -45,7 +41,6 @@ class Info(msgspec.Struct, rename="pascal"):
     pids_limit: bool = True
     cpu_cfs_quota: bool = True
     security_options: list[str] | None = None
-    plugins: _Plugins | None = None
 
     @property
     def is_local(self) -> bool:

@@ -75,12 +75,6 @@ def agent_config(spec: Spec, frame: Frame) -> str:
     return msgspec.json.encode(config).decode()
 
 
-def agent_config_for_user(command: list[str]) -> str:
-    """The configuration of a second agent, for another user, from the first one's: it serves one stream, its own."""
-    config = msgspec.json.decode(command[-1], type=dict[str, Any])
-    return msgspec.json.encode({**config, "listen": {"stdio": True}, "lifetime_s": None, "idle_s": None}).decode()
-
-
 def environment(spec: Spec, frame: Frame) -> dict[str, str]:
     """The image's own, and what programs look for. A uid of ours is in no list of users, so its name is told here."""
     is_ours = frame.user.uid in layout.PROJECT_UIDS or frame.user.uid == layout.DEFAULT_UID

@@ -38,11 +38,6 @@ class Inspected(msgspec.Struct, rename="pascal"):
     image: str = ""
     mounts: list[dict[str, Any]] | None = None
 
-    @property
-    def volumes(self) -> list[str]:
-        """The named volumes that are its own or its project's."""
-        return [str(mount["Name"]) for mount in self.mounts or [] if mount.get("Type") == "volume"]
-
 
 class Listed(msgspec.Struct, rename="pascal"):
     id: str

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
-
 from skerry.agent.client import AgentClient
 from skerry.agent.stream import Stream
 from skerry.errors import AgentUnreachable, InvalidSpec, NotFound
-from skerry.providers import layout, straight
+from skerry.providers import layout, straight, users
+from skerry.providers.first_streams import DIAL_S, FirstStreams, client_on
 from skerry.providers.incus import instances, profile
 from skerry.providers.incus.api import Api
 from skerry.providers.incus.execs import through_exec
@@ -20,42 +19,29 @@ from skerry.providers.incus.refusals import AsItWas
 from skerry.providers.incus.runtime import Runtime
 from skerry.spec import SandboxId
 
-_DIAL_S = 5.0
-"""How long an agent that was there before may take to listen."""
-
 
 class Reach:
     def __init__(self, api: Api, runtime: Runtime) -> None:
         self._api = api
         self._runtime = runtime
-        self._kept: dict[SandboxId, Stream] = {}
+        self._first = FirstStreams()
 
     async def dial(self, id: SandboxId, info: Info) -> Stream:
         """The stream that the box was started through, if nobody has had it yet; else another."""
-        kept = self._kept.pop(id, None)
-        if kept is not None and kept.is_open:
-            return kept
-        return await self._open(id, info, _DIAL_S)
+        return self._first.take(id) or await self._open(id, info, DIAL_S)
 
     @asynccontextmanager
     async def client(self, id: SandboxId, info: Info) -> AsyncIterator[AgentClient]:
         """Speak with an agent for a while."""
-        client = await AgentClient.greet(await self._open(id, info, _DIAL_S), timeout_s=_DIAL_S)
-        try:
+        async with client_on(await self._open(id, info, DIAL_S)) as client:
             yield client
-        finally:
-            client.close()
 
     @asynccontextmanager
     async def first_client(self, id: SandboxId, info: Info, timeout_s: float) -> AsyncIterator[AgentClient]:
-        """Speak with an agent that is just starting; the stream is kept for the next who dials."""
-        client = await AgentClient.greet(await self._open(id, info, timeout_s), timeout_s=timeout_s)
-        try:
+        """Speak with an agent that is just starting."""
+        stream = await self._open(id, info, timeout_s)
+        async with self._first.first_client(id, stream, timeout_s) as client:
             yield client
-        except BaseException:
-            client.close()
-            raise
-        self._kept[id] = client.release()
 
     async def as_user(self, id: SandboxId, user: str) -> Stream:
         """A stream to an agent of another user, which ends with it."""
@@ -64,8 +50,8 @@ class Reach:
             raise AgentUnreachable(f"the box is {box.status.lower()}: start it first")
         await self._runtime.find()
         uid, gid = await self._numbers(id, user)
-        config = {**profile.agent_config_of(box.config), "listen": {"stdio": True}, "lifetime_s": None, "idle_s": None}
-        argv = [*self._runtime.argv, layout.START, id, msgspec.json.encode(config).decode()]
+        config = users.agent_config(profile.agent_config_of(box.config))
+        argv = [*self._runtime.argv, layout.START, id, config]
         return await through_exec(self._api, layout.container_name(id), argv, uid=uid, gid=gid)
 
     async def _numbers(self, id: SandboxId, user: str) -> tuple[int, int]:
@@ -73,22 +59,18 @@ class Reach:
         if uid.isdigit():
             return int(uid), int(gid or uid)
         with suppress(NotFound):
-            users = await self._api.raw(f"{instances.path(id)}/files", query={"path": "/etc/passwd"})
-            for line in users.decode(errors="replace").splitlines():
-                entry = line.split(":")
-                if len(entry) > 3 and entry[0] == uid and entry[2].isdigit() and entry[3].isdigit():
-                    return int(entry[2]), int(entry[3])
+            passwd = await self._api.raw(f"{instances.path(id)}/files", query={"path": "/etc/passwd"})
+            if found := users.numbers(passwd.decode(errors="replace"), uid):
+                return found
         if uid == "root":
             return 0, 0
         raise InvalidSpec(f"user: no user is called {uid!r} in the box; give a UID or UID:GID", field="user")
 
     def forget(self, id: SandboxId) -> None:
-        if (kept := self._kept.pop(id, None)) is not None:
-            kept.close()
+        self._first.forget(id)
 
     def close(self) -> None:
-        for id in [*self._kept]:
-            self.forget(id)
+        self._first.close()
 
     async def _open(self, id: SandboxId, info: Info, timeout_s: float) -> Stream:
         try:
