@@ -111,12 +111,17 @@ asyncio.run(providers.load("local", {"state_dir": sys.argv[1]}).destroy(sys.argv
 
 @pytest.fixture
 def mock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mock]:
-    """The host that all mocks share which are loaded by name; it is as empty after as before."""
+    """The host that all mocks share which are loaded by name, empty before and after."""
     monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SKERRY_PROVIDER", "mock")
     mock = providers.load("mock")
     assert isinstance(mock, Mock)
+    empty(mock)
     yield mock
+    empty(mock)
+
+
+def empty(mock: Mock) -> None:
     for id in list(mock.host.boxes):
         asyncio.run(mock.destroy(id, volumes=True))
     for volume in asyncio.run(mock.volumes()):

@@ -55,15 +55,15 @@ class Incusd(Daemon):
         ]
         self.ask("POST", "/1.0/images/aliases", {"name": IMAGE, "target": fingerprint})
 
-    def add_pool_with_quotas(self) -> str:
+    def add_pool_with_quotas(self, name: str = BTRFS) -> str:
         """A pool on a btrfs of its own."""
         try:
             config = {"size": "1GiB"}
-            self.ask("POST", "/1.0/storage-pools", {"name": BTRFS, "driver": "btrfs", "config": config})
+            self.ask("POST", "/1.0/storage-pools", {"name": name, "driver": "btrfs", "config": config})
         except Refused as error:
             if "already exists" not in str(error):
                 raise NotStartable(f"no btrfs here: {error}") from error
-        return BTRFS
+        return name
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """What it answers, in the end: whatever it began is waited for."""

@@ -92,10 +92,10 @@ async def test_a_failed_setup_leaves_no_box_of_its_phase(manager: AsyncSandboxMa
     assert len(boxes(folder)) == 1
 
 
-async def started(folder: Path, *plan: str) -> asyncio.subprocess.Process:
+async def started(folder: Path, *plan: str, text: str = FILE) -> asyncio.subprocess.Process:
     """Another program that starts the fleet."""
     file = folder / "fleet.yaml"
-    file.write_text(FILE)
+    file.write_text(text)
     argv = [sys.executable, "-m", "fleet.victim", str(file), *plan]
     pipe = subprocess.PIPE
     return await asyncio.create_subprocess_exec(*argv, cwd=Path(__file__).parents[1], stdout=pipe, stderr=pipe)
@@ -144,7 +144,8 @@ async def test_programs_that_start_one_fleet_at_once_make_each_member_once(
 async def test_a_fleet_that_another_program_starts_can_be_ended_at_any_time(
     manager: AsyncSandboxManager, folder: Path, seen: int
 ) -> None:
-    program = await started(folder, "none", "1", "before")
+    endless = FILE + "    setup: [[sleep, infinity]]\n"  # so that it is still at it, however slow we are
+    program = await started(folder, "none", "1", "before", text=endless)
     fleet = await AsyncFleet.open(manager, "crew")
 
     async def has_begun() -> bool:
