@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from skerry.config import Config
 from skerry.errors import Conflict, CreateFailed, NotFound, SkerryError, WrongState
+from skerry.host import cgroup, processes
 from skerry.manager import AsyncSandboxManager
-from skerry.providers.local import Local, cgroup, creation, launch, mounts, processes
+from skerry.providers.local import Local, creation, launch, mounts
 from skerry.providers.local.boxes import Box
 from skerry.store import Store, sqlite
 

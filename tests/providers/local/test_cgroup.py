@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import ProviderError
-from skerry.providers.local import cgroup, scope
-from skerry.providers.local.cgroup import Limits
+from skerry.host import cgroup, scope
+from skerry.host.cgroup import Limits
 
 LIMITS = Limits(memory=64 << 20, pids=32, cpus=0.5)
 _V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs")

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
+from skerry.host import processes, uids
 from skerry.lifecycle import create_or_nothing
 from skerry.providers.base import BoxState
-from skerry.providers.local import Local, LocalConfig, boxes, creation, launch, processes, uids
+from skerry.providers.local import Local, LocalConfig, boxes, creation, launch
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Mount, Spec, new_id
 

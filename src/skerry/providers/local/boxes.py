@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, ProviderError
-from skerry.providers.local.processes import Process, boot_id
+from skerry.host.processes import Process, boot_id
 from skerry.spec import SandboxId, parse_id
 
 _META = "meta.json"

@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable
+from skerry.host import cgroup, processes, scope, uids
+from skerry.host.cgroup import Limits
+from skerry.host.processes import Process
 from skerry.providers import disks
-from skerry.providers.local import cgroup, launch, mounts, processes, profile, scope, skeleton, uids
+from skerry.providers.local import launch, mounts, profile, skeleton
 from skerry.providers.local.boxes import Box, Meta
-from skerry.providers.local.cgroup import Limits
 from skerry.providers.local.host import Host, Interpreter
-from skerry.providers.local.processes import Process
 from skerry.spec import Mount, Network, SandboxId, Spec
 
 _START = f"{skeleton.AGENT}/start.py"

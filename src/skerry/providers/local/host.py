@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from skerry.agent import runtime
 from skerry.errors import ProviderUnavailable
-from skerry.providers.local import cgroup, scope, seccomp, uids
+from skerry.host import cgroup, scope, uids
+from skerry.providers.local import seccomp
 from skerry.providers.local.skeleton import PYTHON, skeleton
 
 _PROBE_TIMEOUT_S = 20

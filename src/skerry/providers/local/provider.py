@@ -15,9 +15,10 @@ from typing import TypeVar
 from skerry.agent import dial
 from skerry.agent.stream import Stream
 from skerry.errors import ConfigError, InvalidSpec, NotFound, ProviderError, Unsupported
+from skerry.host import cgroup, processes
 from skerry.providers import disks
 from skerry.providers.base import BoxState, BoxStatus, Enforcement, Isolation, Provider, ProviderConfig
-from skerry.providers.local import cgroup, mounts, processes, profile
+from skerry.providers.local import mounts, profile
 from skerry.providers.local.boxes import Box, Meta, all_boxes
 from skerry.providers.local.creation import Creation, Defaults, group_name, processes_of
 from skerry.providers.local.host import Host

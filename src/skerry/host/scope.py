@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from skerry.errors import ProviderError
-from skerry.providers.local.cgroup import CONTROLLERS, Limits
+from skerry.host.cgroup import CONTROLLERS, Limits
 
 _PROBE_TIMEOUT_S = 10
 

@@ -1,0 +1,1 @@
+"""The host that boxes run on: its processes, control groups and uids."""
