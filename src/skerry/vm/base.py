@@ -1,0 +1,137 @@
+"""The seam of virtual machines: what a hypervisor must do, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from skerry.vm.folder import VmFolder
+
+CONTROL_PORT = 51
+"""Where PID 1 of a guest listens, as root: to the host alone."""
+AGENT_PORT = 52
+"""Where the agent of the guest's user listens."""
+READY_PORT = 1024
+"""Where the host listens for a guest that has come up: the socket `v.sock_1024` beside `v.sock`."""
+CHANNEL = "v.sock"
+"""The socket in a machine's folder that answers `CONNECT port`, whatever runs the machine."""
+CONSOLE = "console.log"
+FIRST_CID = 3
+LEAST_MEMORY_MIB = 256
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guest boots. `key` changes with every byte of it."""
+
+    key: str
+    version: str
+    own: bool
+    """Built by us from Debian's source: it has what Debian's kernels lack, and needs no modules."""
+    vmlinuz: Path
+    vmlinux: Path
+    """The same uncompressed, for a hypervisor that wants it so."""
+    initrd: Path
+
+
+class Drive(msgspec.Struct, frozen=True, kw_only=True):
+    """A block device of a guest; in the order of `Machine.drives` they are /dev/vda, /dev/vdb, ..."""
+
+    name: str
+    path: str
+    """Absolute, or a name in the machine's folder."""
+    format: Literal["raw", "qcow2"] = "raw"
+    read_only: bool = False
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a virtual machine is made of."""
+
+    kernel: Kernel
+    drives: tuple[Drive, ...]
+    vcpus: int = 2
+    memory_mib: int = LEAST_MEMORY_MIB
+    boot_args: tuple[str, ...] = ()
+    """Beside those that the hypervisor needs itself."""
+    cid: int = FIRST_CID
+    network: Literal["none", "user"] = "none"
+    publish: Mapping[str, int] = {}
+    """Sockets in the machine's folder that lead to a port of the guest, without any handshake."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine may take of the host, all its processes together."""
+
+    memory: int
+    cpus: float
+    pids: int = 256
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hypervisor can do on this host, found by trying."""
+
+    accelerator: Literal["kvm", "tcg", "hvf", "none"]
+    version: str
+    snapshots: bool
+    """Whether a machine can be saved and cloned with its memory."""
+    shares_memory: bool
+    """Whether clones share the memory that none of them has changed."""
+
+    @property
+    def is_boundary(self) -> bool:
+        return self.accelerator in ("kvm", "hvf")
+
+
+EMULATED = "emulated: for development and CI, not a security boundary"
+"""What is said of every machine that software emulates."""
+
+
+class Hypervisor(ABC):
+    """Runs machines, each in a folder of its own that tells all there is to know of it: any process can go on where
+    another has stopped. It undoes nothing: whoever calls `boot` kills what it left."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    async def probe(self) -> Capabilities:
+        """Raises ProviderUnavailable, with the one-line fix, if this host runs no such machines."""
+
+    @abstractmethod
+    async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:
+        """A drive in the folder that begins as `base`, which stays as it is, and is `size` bytes large if that is
+        more. What is written takes room, and nothing else does."""
+
+    @abstractmethod
+    async def boot(self, folder: VmFolder, machine: Machine, limits: Limits | None) -> None:
+        """Start it from its kernel; returns once it runs, not once the guest is up."""
+
+    @abstractmethod
+    async def save(self, folder: VmFolder, into: Path) -> None:
+        """Keep a running machine's memory and devices in the folder `into`; the machine has ended then, and the
+        content of its writable drives belongs to what was saved. Nothing may be connected to it."""
+
+    @abstractmethod
+    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: Limits | None) -> None:
+        """Start a clone of what was saved; returns once it runs. `machine` differs from the saved one in the paths of
+        its drives at most; the guest is told of drives that have another size by now. Raises Conflict for what
+        cannot be restored here: another version, another processor, a broken file."""
+
+    @abstractmethod
+    async def pause(self, folder: VmFolder) -> None:
+        """Freeze it; quiet if it is frozen."""
+
+    @abstractmethod
+    async def resume(self, folder: VmFolder) -> None:
+        """Let it go on."""
+
+    @abstractmethod
+    async def is_paused(self, folder: VmFolder) -> bool: ...
+
+    @abstractmethod
+    async def kill(self, folder: VmFolder) -> None:
+        """End whatever there is of it, at once, and remove its sockets; its drives and its console stay. Quiet if
+        there is nothing."""
