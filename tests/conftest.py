@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from state_folders import boxes
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable
 from skerry.spec import SandboxId
 
-pytest_plugins = ["engines.fixtures"]
+pytest_plugins = ["engines.fixtures", "spread", "vm.fixtures"]
+
+# How fast examples are made and run says how busy the machine is.
+settings.register_profile("suite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

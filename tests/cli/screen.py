@@ -24,12 +24,7 @@ class Screen:
         self.resize(30, 100)
         self.mode_before = self.mode()
         self.process = subprocess.Popen(
-            [*PROGRAM, *args],
-            stdin=self._line,
-            stdout=self._line,
-            stderr=self._line,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            ["setsid", "--ctty", *PROGRAM, *args], stdin=self._line, stdout=self._line, stderr=self._line
         )
         self.seen = b""
 

@@ -36,7 +36,11 @@ from skerry.surfaces.mcp import Tools
 from .pages import PAGES, ROOT, Block, blocks, matches, needs
 
 _TIMEOUT_S = 30
+_MACHINE_S = 240
+"""Where the first block boots a machine, in software perhaps."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+pytestmark = pytest.mark.timeout(240)  # a page has many blocks, and each of them its own deadline
 
 
 def named(page: Path) -> str:
@@ -165,21 +169,38 @@ def test_the_code_of_a_page_about_incus_runs_and_prints_what_it_shows(
     run_page(page, {**environment, "SKERRY_PROVIDERS__INCUS__HOST": incus_daemon.address}, folder)
 
 
+@pytest.fixture
+def qemu(vm_cache: Path, vm_image: str, folder: Path) -> Iterator[dict[str, str]]:
+    """What a reader with QEMU has: the smallest image. A page leaves no machine."""
+    settings = {"cache_dir": str(vm_cache.parent), "start_timeout_s": float(_MACHINE_S)}
+    yield {f"SKERRY_PROVIDERS__QEMU__{name.upper()}": str(value) for name, value in settings.items()}
+    left = asyncio.run(clear(providers.load("qemu", {**settings, "state_dir": str(folder / "state/qemu")})))
+    assert left == []
+
+
+@pages_with("qemu")
+@pytest.mark.timeout(2 * _MACHINE_S)
+def test_the_code_of_a_page_about_qemu_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path, qemu: dict[str, str]
+) -> None:
+    run_page(page, {**environment, **qemu}, folder, timeout_s=_MACHINE_S)
+
+
 def test_every_need_of_a_page_is_known() -> None:
-    known = {None, "postgresql", "docker", "docker and gvisor", "podman", "incus"}
+    known = {None, "postgresql", "docker", "docker and gvisor", "podman", "incus", "qemu"}
     assert {needs(page) for page in PAGES} == known
 
 
-def run_page(page: Path, environment: dict[str, str], folder: Path) -> None:
+def run_page(page: Path, environment: dict[str, str], folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
     env = {**environment, "SKERRY_STATE_DIR": str(folder / "state")}
     for block in blocks(page):
         if block.file is not None:
             (folder / block.file).write_text(block.code)
         else:
-            run(block, f"{named(page)}:{block.line}", env, folder)
+            run(block, f"{named(page)}:{block.line}", env, folder, timeout_s)
 
 
-def run(block: Block, where: str, env: dict[str, str], folder: Path) -> None:
+def run(block: Block, where: str, env: dict[str, str], folder: Path, timeout_s: float) -> None:
     is_python = block.language == "python"
     command = [sys.executable, "-c"] if is_python else ["sh", "-euc"]
     with subprocess.Popen(
@@ -193,7 +214,7 @@ def run(block: Block, where: str, env: dict[str, str], folder: Path) -> None:
         start_new_session=True,
     ) as process:
         try:
-            printed, errors = process.communicate(timeout=_TIMEOUT_S)
+            printed, errors = process.communicate(timeout=timeout_s)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -201,13 +201,16 @@ def find(program: str) -> str | None:
 
 
 def empty(address: str) -> None:
-    """Remove every container and every volume."""
+    """Remove every container, every volume and every network: a bridge would outlive its daemon."""
     for container in ask_json(address, "GET", "/containers/json", {"all": "1"}):
         with suppress(Refused):
             ask(address, "DELETE", f"/containers/{container['Id']}", {"force": "1", "v": "1"})
     for volume in ask_json(address, "GET", "/volumes")["Volumes"] or []:
         with suppress(Refused):
             ask(address, "DELETE", f"/volumes/{volume['Name']}", {"force": "1"})
+    for network in ask_json(address, "GET", "/networks"):
+        with suppress(Refused):  # its own stay
+            ask(address, "DELETE", f"/networks/{network['Id']}")
 
 
 def _end(process: subprocess.Popen[bytes] | None, how: signal.Signals) -> None:

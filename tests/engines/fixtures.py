@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -17,12 +18,19 @@ from .incus_cluster import Cluster, running_cluster
 from .incusd import IMAGE, Incusd, running_incus
 
 
+@pytest.hookimpl(tryfirst=True)  # before any worker is given a test
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What takes a minute the first time is done before any test's time runs."""
+    """What takes a minute the first time is done before any test's time runs, and what the engines change for good
+    before any test compares the host with itself."""
+    if session.config.option.collectonly:
+        return
     wanted = {name for item in session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
-    if wanted & {"docker_images", "podman_images"} and not session.config.option.collectonly:
+    if wanted & {"docker_images", "podman_images"}:
         with suppress(NotStartable, subprocess.SubprocessError):
             make_debian()
+    if any(f"{name}_daemon" in wanted and find(name) for name in ("docker", "podman", "incus")):
+        with suppress(OSError):  # not root, who alone starts them
+            Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 @pytest.fixture(scope="session")

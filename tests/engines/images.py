@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import io
@@ -78,13 +79,30 @@ def make_debian() -> Path:
     if find("mmdebstrap") is None:
         raise NotStartable("no mmdebstrap here; scripts/install brings all that the tests need")
     kept.parent.mkdir(parents=True, exist_ok=True)
+    with locked(kept.parent):
+        if not kept.exists():
+            _make_debian(kept)
+    return kept
+
+
+def _make_debian(kept: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="making-", dir=kept.parent) as folder:
         tar, packed = Path(folder, "debian.tar"), Path(folder, "debian.tar.gz")
         subprocess.run([*_DEBIAN, str(tar)], check=True, timeout=_MAKE_S, stdin=subprocess.DEVNULL)
         with tar.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.replace(kept)
-    return kept
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One at a time makes what is kept for all: workers, and other runs of the tests."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _tar(program: str, files: dict[str, bytes], links: dict[str, str]) -> IO[bytes]:

@@ -46,16 +46,15 @@ def container_names(folder: Path) -> list[str]:
 
 
 def remove_network(folder: Path) -> None:
-    """The bridge, the rules that name it, and the namespaces of a cluster's member."""
-    _remove_bridge(bridge_of(folder))
+    """The bridges, the rules that name them, and the namespaces of a cluster's member."""
+    for path in Path("/sys/class/net").glob(f"{bridge_of(folder)}*"):
+        _remove_bridge(path.name)
     for name in (bridge_of(folder), switch_of(folder)):
         if Path("/run/netns", name).exists():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True, timeout=10)
 
 
 def _remove_bridge(bridge: str) -> None:
-    if not Path("/sys/class/net", bridge).exists():
-        return
     subprocess.run(["ip", "link", "delete", bridge], check=False, capture_output=True, timeout=10)
     shown = subprocess.run(["nft", "-j", "list", "chains"], check=False, capture_output=True, timeout=10)
     chains = [each["chain"] for each in json.loads(shown.stdout or "{}").get("nftables", []) if "chain" in each]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from escape.host import control_groups
 
 from . import leftovers
 from .daemons import _sweep
@@ -14,7 +15,7 @@ from .incus_cluster import Cluster, running_cluster
 from .incus_leftovers import bridge_of, switch_of
 from .incusd import IMAGE
 
-_NAME = "skerry-00000000-0000-4000-8000-00000000000"
+_NAME = "skerry-00000000-0000-4000-9000-00000000000"
 _RUN = """
 import signal
 from engines.incus_cluster import running_cluster
@@ -61,4 +62,4 @@ def expect_nothing(folders: list[Path]) -> None:
         assert not Path("/sys/class/net", bridge_of(folder)).exists()
         assert not Path("/run/netns", bridge_of(folder)).exists()
         assert not Path("/run/netns", switch_of(folder)).exists()
-    assert not any(Path("/sys/fs/cgroup").glob(f"*/lxc.*{_NAME}*"))
+    assert control_groups(_NAME) == []

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from escape.host import control_groups
 
 from . import leftovers
 from .incusd import IMAGE, Incusd, running_incus
@@ -48,4 +49,4 @@ def expect_nothing(folder: Path, bridge: str) -> None:
     assert not Path("/sys/class/net", bridge).exists()
     rules = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=True, timeout=10).stdout
     assert bridge not in rules
-    assert not any(Path("/sys/fs/cgroup").glob(f"*/lxc.*{_NAME}*"))
+    assert control_groups(_NAME) == []

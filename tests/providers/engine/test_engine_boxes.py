@@ -14,6 +14,7 @@ from engines.daemons import Daemon
 from skerry.errors import ImageNotFound, InvalidSpec, Unsupported
 from skerry.providers import straight
 from skerry.providers.docker import Docker
+from skerry.providers.engine import states
 from skerry.providers.engine.info import Info
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec, SpecOptions
@@ -63,6 +64,28 @@ async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(make: Any, els
     data = os.urandom(3_000_000)
     await sandbox.files.write("blob", data)
     assert await sandbox.files.read("blob") == data
+
+
+async def test_a_daemon_that_only_looks_like_ours_has_no_disks_of_this_machine(
+    make: Any, docker: Docker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its account is this machine's, as a clone's would be, but what lies in its volumes is not seen here."""
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: "/volumes/skerry-runtime-" not in str(path) and exists(path))
+    first, second = await make("busybox"), await make("busybox")
+    assert "tmpfs" in second.enforced["disk"].by
+    for sandbox in (first, second):
+        assert (await sandbox.exec("echo x > ~/f; grep /home/user /proc/mounts")).text.startswith("tmpfs")
+    assert not docker._homes.all()
+
+
+async def test_a_process_here_with_the_number_of_one_elsewhere_is_not_taken_for_it(make: Any, docker: Docker) -> None:
+    sandbox = await make("busybox")
+    box = await states.inspect(docker._engine, sandbox.id)
+    assert straight.is_of(box.state.pid, box.id)
+    assert not straight.is_of(os.getpid(), box.id)
+    assert not straight.is_of(box.state.pid, "0" * 64)
+    assert not straight.is_of(box.state.pid, "")
 
 
 async def test_who_runs_in_a_box(make: Any) -> None:

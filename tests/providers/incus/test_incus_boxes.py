@@ -127,7 +127,7 @@ async def test_a_box_cannot_take_anothers_address(make: Make) -> None:
 
 
 async def test_a_network_without_addresses_left_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
-    small = "sksmall0"
+    small = f"{incus_daemon.bridge}-s"
     config = {"ipv4.address": "10.63.63.1/30", "ipv4.nat": "false", "ipv6.address": "none"}
     incus_daemon.ask("POST", "/1.0/networks", {"name": small, "type": "bridge", "config": config})
     try:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 from engines.daemons import NotStartable
 from engines.incusd import Incusd
+from escape import host
 from providers.reuse import OnOneBox
 
 from skerry.http import HttpClient
@@ -51,7 +52,7 @@ class _Incus(OnOneBox):
         found = {f"container {name}" for name in names}
         mounts = Path("/proc/self/mounts").read_text()
         found |= {f"mount of {id}" for id in ids if id in mounts}
-        groups = {path.name for path in Path("/sys/fs/cgroup").glob("*/lxc.payload.skerry-*")}
+        groups = host.control_groups("lxc.payload.skerry-")
         found |= {f"cgroup of {id}" for id in ids if any(id in name for name in groups)}
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from escape.host import control_groups
 
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
 from skerry.host import processes, uids
@@ -266,7 +267,7 @@ async def test_a_damaged_note_does_not_keep_a_box_from_being_destroyed(local: Lo
     assert (await local.discover())[id].state is BoxState.DEAD
     await local.destroy(id)
     assert seen_on_host(id) == []
-    assert not any(Path("/sys/fs/cgroup").glob(f"**/skerry-{id}"))
+    assert control_groups(id) == []
 
 
 async def test_after_a_reboot_a_box_is_dead_and_no_stranger_with_its_pid_is_killed(
