@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from skerry.cli.completion import provider_names
+from skerry.cli import image_kernel
+from skerry.cli.image_choice import ask, provider_options
 from skerry.cli.output import echo, format_span, json_option, print_json, print_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from skerry.manager import AsyncSandboxManager
     from skerry.providers.base import Image
-
-T = TypeVar("T")
 
 _HEADER = ("NAME", "ID", "SIZE", "CREATED", "USED BY")
 _SHORT = 12
@@ -27,15 +28,10 @@ def image_names(ctx: click.Context, _param: click.Parameter, incomplete: str) ->
     from skerry.errors import SkerryError
 
     try:
-        images = _ask(ctx.params.get("provider"), lambda manager: manager.images())
+        images = ask(ctx.params.get("provider"), bool(ctx.params.get("vm")), lambda manager: manager.images())
     except SkerryError:
         return []
     return [name for image in images for name in image.names if name.startswith(incomplete)]
-
-
-_provider_option = click.option(
-    "--provider", metavar="NAME", shell_complete=provider_names, help="Whose images; else the configured provider's."
-)
 
 
 @click.group()
@@ -44,41 +40,55 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("context", metavar="PATH", type=click.Path(), default=".")
+@click.argument("path", metavar="[PATH]", type=click.Path(), required=False)
 @click.option("-t", "--tag", "name", metavar="NAME", help="What the image is called; else it is named by its text.")
 @click.option("-f", "--file", "dockerfile", metavar="FILE", help="The Dockerfile, or - for stdin.  [PATH/Dockerfile]")
+@click.option("--recipe", metavar="NAME", help="For machines, without a Dockerfile: minimal, debian-devbox, docker.")
 @click.option("--build-arg", "args", multiple=True, metavar="K=V|K", help="A value for an ARG, or a variable of yours.")
 @click.option("--target", metavar="STAGE", help="Build this stage and none after it.")
 @click.option("--no-cache", is_flag=True, help="Run every step again.")
-@_provider_option
+@provider_options
 @json_option
 def build(
-    context: str, name: str | None, dockerfile: str | None, args: tuple[str, ...], target: str | None,
-    no_cache: bool, provider: str | None, as_json: bool,
+    path: str | None, name: str | None, dockerfile: str | None, recipe: str | None, args: tuple[str, ...],
+    target: str | None, no_cache: bool, provider: str | None, vm: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Build an image from a Dockerfile and the folder PATH, which is the current one if none is given."""
+    """Build an image from a Dockerfile and the folder PATH, which is the current one if none is given.
+
+    With --vm it is an image for virtual machines: by a recipe, from a Dockerfile that Docker or Podman runs, or of what
+    is at PATH, as `skerry image import` takes it.
+    """
     from pathlib import Path
 
     from skerry.cli.options import environment
     from skerry.cli.progress import shown
 
-    text = _stdin_text() if dockerfile == "-" else Path(dockerfile or f"{context}/Dockerfile")
     values = environment(args)
+    context = path or "."
+    is_source = vm and path is not None and recipe is None and dockerfile is None and _is_no_context(Path(path))
+    if is_source and name is None:
+        raise click.UsageError("say with -t what the image is called")
+    text: str | Path = ""
+    if recipe is None and not is_source:
+        text = _stdin_text() if dockerfile == "-" else Path(dockerfile or f"{context}/Dockerfile")
 
     async def work(manager: AsyncSandboxManager) -> Image:
-        with shown(f"building {name or 'an image'}", as_json) as on_progress:
+        with shown(f"building {name or recipe or 'an image'}", as_json) as on_progress:
+            if is_source:
+                return await manager.import_image(context, name or "", on_progress=on_progress)
             return await manager.build_base_image(
-                text, name=name, context=context, args=values, target=target, no_cache=no_cache, on_progress=on_progress
-            )
+                text, name=name, context=context, args=values, target=target, no_cache=no_cache, recipe=recipe,
+                on_progress=on_progress,
+            )  # fmt: skip
 
-    _tell(_ask(provider, work), as_json)
+    _tell(ask(provider, vm, work), as_json)
 
 
 @command.command()
 @click.argument("name", metavar="NAME")
-@_provider_option
+@provider_options
 @json_option
-def pull(name: str, provider: str | None, as_json: bool) -> None:
+def pull(name: str, provider: str | None, vm: bool, as_json: bool) -> None:
     """Get an image from its registry."""
     from skerry.cli.progress import shown
 
@@ -86,15 +96,15 @@ def pull(name: str, provider: str | None, as_json: bool) -> None:
         with shown(f"pulling {name}", as_json) as on_progress:
             return await manager.pull_image(name, on_progress=on_progress)
 
-    _tell(_ask(provider, work), as_json)
+    _tell(ask(provider, vm, work), as_json)
 
 
 @command.command(name="import")
 @click.argument("source", metavar="PATH", type=click.Path(exists=True))
 @click.argument("name", metavar="NAME")
-@_provider_option
+@provider_options
 @json_option
-def import_(source: str, name: str, provider: str | None, as_json: bool) -> None:
+def import_(source: str, name: str, provider: str | None, vm: bool, as_json: bool) -> None:
     """Make an image of what is at PATH.
 
     That is an image archive as `docker save` writes it, an OCI layout or a root file system; a folder or a tar,
@@ -106,16 +116,16 @@ def import_(source: str, name: str, provider: str | None, as_json: bool) -> None
         with shown(f"importing {name}", as_json) as on_progress:
             return await manager.import_image(source, name, on_progress=on_progress)
 
-    _tell(_ask(provider, work), as_json)
+    _tell(ask(provider, vm, work), as_json)
 
 
 @command.command()
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
-@_provider_option
+@provider_options
 @json_option
-def ls(quiet: bool, provider: str | None, as_json: bool) -> None:
+def ls(quiet: bool, provider: str | None, vm: bool, as_json: bool) -> None:
     """List the images."""
-    images = _ask(provider, lambda manager: manager.images())
+    images = ask(provider, vm, lambda manager: manager.images())
     if as_json:
         print_json([_data(image) for image in images])
     elif quiet:
@@ -128,8 +138,8 @@ def ls(quiet: bool, provider: str | None, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="IMAGE...", shell_complete=image_names)
-@_provider_option
-def inspect(names: tuple[str, ...], provider: str | None) -> int:
+@provider_options
+def inspect(names: tuple[str, ...], provider: str | None, vm: bool) -> int:
     """Show all that is known of images, as JSON."""
     from skerry.cli.registry import for_each, tell_failures
 
@@ -137,7 +147,7 @@ def inspect(names: tuple[str, ...], provider: str | None) -> int:
         images = await manager.images()
         return await for_each(names, lambda name: _find(images, name))
 
-    results = _ask(provider, work)
+    results = ask(provider, vm, work)
     print_json([_data(result.value) for result in results if result.error is None])
     return tell_failures(results)
 
@@ -145,33 +155,19 @@ def inspect(names: tuple[str, ...], provider: str | None) -> int:
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="IMAGE...", shell_complete=image_names)
 @click.option("-f", "--force", is_flag=True, help="Also one with several names.")
-@_provider_option
+@provider_options
 @json_option
-def rm(names: tuple[str, ...], force: bool, provider: str | None, as_json: bool) -> int:
+def rm(names: tuple[str, ...], force: bool, provider: str | None, vm: bool, as_json: bool) -> int:
     """Remove images that no sandbox is made of."""
     from skerry.cli.registry import for_each, tell_each
 
     async def work(manager: AsyncSandboxManager) -> Any:
         return await for_each(names, lambda name: manager.remove_image(name, force=force))
 
-    return tell_each(_ask(provider, work), as_json)
+    return tell_each(ask(provider, vm, work), as_json)
 
 
-def _ask(provider: str | None, work: Callable[[AsyncSandboxManager], Awaitable[T]]) -> T:
-    """Do something with a manager that opens no registry, as images are not in it."""
-    import asyncio
-
-    from skerry.config import load
-    from skerry.manager import AsyncSandboxManager
-
-    async def main() -> T:
-        manager = AsyncSandboxManager(load({"provider": provider}))
-        try:
-            return await work(manager)
-        finally:
-            await manager.aclose()
-
-    return asyncio.run(main())
+command.add_command(image_kernel.command, "kernel")
 
 
 async def _find(images: Sequence[Image], name: str) -> Image:
@@ -183,6 +179,11 @@ async def _find(images: Sequence[Image], name: str) -> Image:
         if is_named or (len(name) >= _SHORT and image.id.startswith(id)):
             return image
     raise ImageNotFound(f"no image is called {name!r}; `skerry image ls` lists those there are")
+
+
+def _is_no_context(path: Path) -> bool:
+    """What is a file, or a folder without a Dockerfile, is an image already or the files of one."""
+    return path.is_file() or (path.is_dir() and not (path / "Dockerfile").exists())
 
 
 def _stdin_text() -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
 from skerry.agent.stream import Stream
+from skerry.progress import OnProgress as OnProgress
+from skerry.progress import Progress as Progress
 from skerry.spec import SandboxId, Spec
+
+if TYPE_CHECKING:
+    from skerry.vm.images.kernels import KernelStore
 
 
 class Isolation(IntEnum):
@@ -134,27 +139,18 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image is built from."""
+    """What an image is built from: a Dockerfile, or for machines a recipe."""
 
-    dockerfile: str
+    dockerfile: str = ""
     """The text of it, not its path."""
+    recipe: str = ""
+    """One of skerry's own: what a machine's root file system consists of."""
     name: str
     context: Path | None = None
     """The folder that COPY takes from; none for a Dockerfile that copies nothing."""
     args: dict[str, str] = {}
     target: str | None = None
     no_cache: bool = False
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far something long has come."""
-
-    message: str
-    done: int | None = None
-    total: int | None = None
-
-
-OnProgress = Callable[[Progress], None]
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,6 +279,18 @@ class HasImages(Protocol):
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
         """Raises ImageNotFound, or Conflict while a box is made of it."""
+
+
+class ExportsImages(Protocol):
+    async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
+        """Write one as an image archive, for what makes something else of it."""
+
+
+class HasKernels(Protocol):
+    """Boxes with a kernel of their own, which has to come from somewhere."""
+
+    @property
+    def kernels(self) -> KernelStore: ...
 
 
 class HasLogs(Protocol):

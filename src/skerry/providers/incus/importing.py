@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from skerry.errors import Conflict, InvalidSpec
+from skerry.errors import Conflict
 from skerry.providers.base import OnProgress, Progress
 from skerry.providers.incus.api import Api
 from skerry.providers.incus.image_config import CONFIG, ImageConfig
-from skerry.providers.sources import archives, merged, packing, parcels, roots, stores
-from skerry.providers.sources.parcels import Parcel
-from skerry.providers.sources.roots import Entry
-from skerry.providers.sources.stores import FolderStore, TarStore
+from skerry.sources import archives, configs, merged, packing, parcels, roots, stores
+from skerry.sources.parcels import Parcel
+from skerry.sources.roots import Entry
+from skerry.sources.stores import FolderStore, TarStore
 
 _SEND_TIMEOUT_S = 3600.0
 _METADATA = "metadata.yaml"
@@ -31,16 +31,6 @@ _FOLDERS = ("dev", "proc", "sys", "tmp")
 """What a container is mounted over, and images of single programs often lack."""
 _PIECE = 1 << 20
 _BLOCK = 4096
-
-
-class _Config(msgspec.Struct, rename="pascal"):
-    env: list[str] | None = None
-    user: str | None = None
-    working_dir: str | None = None
-
-
-class _OciConfig(msgspec.Struct):
-    config: _Config | None = None
 
 
 async def send(api: Api, source: Path, on_progress: OnProgress) -> str:
@@ -73,7 +63,8 @@ def _held(source: Path, stop: Event) -> Iterator[Parcel]:
             architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
             is_archive = store.size(archives.MANIFEST) >= 0
             parts = archives.in_archive(store) if is_archive else archives.in_layout(store, architecture)
-            asked = _asked(stores.text(store, parts.config.name))
+            found = configs.read(stores.text(store, parts.config.name))
+            asked = ImageConfig(env=found.env, user=found.user, folder=found.folder)
             with merged.in_layers(store, parts, stop, left_out.append) as entries:
                 yield _parcel(source, entries, asked, left_out)
         else:
@@ -127,16 +118,3 @@ def _below(entry: Entry) -> Entry:
     if info.islnk():
         info.linkname = f"rootfs/{info.linkname}"
     return Entry(info, entry.open)
-
-
-def _asked(text: bytes) -> ImageConfig:
-    try:
-        config = msgspec.json.decode(text, type=_OciConfig).config or _Config()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidSpec(f"the image's configuration is not one: {error}") from None
-    user = config.user or ""
-    return ImageConfig(
-        env=dict(each.partition("=")[::2] for each in config.env or []),
-        user="" if user.partition(":")[0] in ("", "0", "root") else user,
-        folder="" if config.working_dir in (None, "/") else str(config.working_dir),
-    )

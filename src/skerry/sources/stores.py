@@ -20,7 +20,7 @@ from threading import Event
 from typing import Any, BinaryIO, Protocol, cast
 
 from skerry.errors import InvalidSpec
-from skerry.providers.sources import packing
+from skerry.sources import packing
 
 MAX_BYTES = 1 << 36
 """No image is larger than 64 GiB; what says it is means harm, or is a mistake."""

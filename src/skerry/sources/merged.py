@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event
 
-from skerry.providers.sources import archives, roots, stores
-from skerry.providers.sources.archives import Parts
-from skerry.providers.sources.roots import Entry, LeftOut
-from skerry.providers.sources.stores import Store, TarStore
+from skerry.sources import archives, roots, stores
+from skerry.sources.archives import Parts
+from skerry.sources.roots import Entry, LeftOut
+from skerry.sources.stores import Store, TarStore
 
 _GONE = ".wh."
 _EMPTIED = ".wh..wh..opq"

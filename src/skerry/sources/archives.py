@@ -12,8 +12,8 @@ from typing import BinaryIO, TypeVar, cast
 import msgspec
 
 from skerry.errors import InvalidSpec
-from skerry.providers.sources import packing, stores
-from skerry.providers.sources.stores import Store
+from skerry.sources import packing, stores
+from skerry.sources.stores import Store
 
 T = TypeVar("T")
 

@@ -17,9 +17,10 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from skerry.errors import InvalidSpec
-from skerry.providers.sources import archives, packing, stores
-from skerry.providers.sources.stores import TarStore
+from skerry.sources import archives, packing, stores
+from skerry.sources.stores import TarStore
 
+_CAPABILITY = "security.capability"
 LeftOut = Callable[[str], None]
 """Told of each path that does not go along: devices, sockets, and other file systems mounted there."""
 
@@ -37,6 +38,7 @@ def in_folder(folder: Path, left_out: LeftOut) -> list[Entry]:
     entries: list[Entry] = []
     for name, path, found in _walk(folder, left_out):
         info = packing.describe(name, found, path)
+        info.pax_headers = _capabilities(path) if info.isreg() else {}
         same = first.setdefault((found.st_dev, found.st_ino), name)
         if info.isreg() and same != name:
             info.type, info.linkname, info.size = tarfile.LNKTYPE, same, 0
@@ -44,6 +46,15 @@ def in_folder(folder: Path, left_out: LeftOut) -> list[Entry]:
         if len(entries) > stores.MAX_ENTRIES:
             raise InvalidSpec(f"{folder} has more files than any image has; is it the right folder?")
     return entries
+
+
+def _capabilities(path: str) -> dict[str, str]:
+    """What a program may do beyond its user, in the words of tars; nothing where the system keeps no such thing."""
+    try:
+        value = os.getxattr(path, _CAPABILITY, follow_symlinks=False)
+    except (OSError, AttributeError):
+        return {}
+    return {f"SCHILY.xattr.{_CAPABILITY}": value.decode("utf-8", "surrogateescape")}
 
 
 def _walk(folder: Path, left_out: LeftOut) -> Iterator[tuple[str, str, os.stat_result]]:

@@ -10,10 +10,10 @@ from threading import Event
 from typing import NamedTuple
 
 from skerry.errors import InvalidSpec
-from skerry.providers.base import OnProgress, Progress
-from skerry.providers.sources import packing, roots, stores
-from skerry.providers.sources.roots import Entry
-from skerry.providers.sources.stores import FolderStore, TarStore
+from skerry.progress import OnProgress, Progress
+from skerry.sources import packing, roots, stores
+from skerry.sources.roots import Entry
+from skerry.sources.stores import FolderStore, TarStore
 
 
 class Parcel(NamedTuple):

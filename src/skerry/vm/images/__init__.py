@@ -1,0 +1,1 @@
+"""What machines are made of: kernels, first file systems, root file systems; made once and kept."""

@@ -1,0 +1,109 @@
+"""A folder of things that are made once: each is written aside and put in place whole, whoever else makes it too."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from skerry.errors import ProviderError
+
+_ASIDE = ".new-"
+_LOCKS = ".locks"
+_FIRST_DELAY_S = 0.005
+_LONGEST_DELAY_S = 0.25
+
+
+class Shelf:
+    """Nothing on it ever changes; what a crash left aside is removed when something else is made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @asynccontextmanager
+    async def locked(self, name: str, timeout_s: float) -> AsyncIterator[None]:
+        """For one at a time, also of those in other processes; a process that ends lets go."""
+        fd = self._open_lock(name)
+        try:
+            await _take(fd, name, timeout_s)
+            yield
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def aside(self) -> Iterator[Path]:
+        """An empty folder to make something in; what is left in it at the end goes away."""
+        self.sweep()
+        with ExitStack() as held:
+            with self._alone():
+                folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self.folder)))
+                held.enter_context(_held(folder))
+            yield folder
+
+    def put(self, made: Path, name: str) -> Path:
+        """Give what was made aside its place; one that is there already is as good."""
+        place = self.folder / name
+        try:
+            made.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+        return place
+
+    def sweep(self) -> None:
+        """Remove what nobody is making any more."""
+        with ExitStack() as held:
+            abandoned = []
+            with self._alone():
+                for folder in self.folder.glob(f"{_ASIDE}*"):
+                    with suppress(OSError):
+                        held.enter_context(_held(folder))
+                        abandoned.append(folder)
+            for folder in abandoned:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nobody else begins anything here, for a moment: a folder that is new is not held yet."""
+        fd = self._open_lock("what is aside")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _open_lock(self, name: str) -> int:
+        locks = self.folder / _LOCKS
+        locks.mkdir(parents=True, exist_ok=True)
+        file = locks / hashlib.sha256(name.encode()).hexdigest()[:32]
+        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+async def _take(fd: int, name: str, timeout_s: float) -> None:
+    delay_s = _FIRST_DELAY_S
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ProviderError(f"another process has been making {name} for too long; try again later") from None
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
