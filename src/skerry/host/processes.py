@@ -43,6 +43,17 @@ def kill_and_wait(processes: Iterable[Process], timeout_s: float) -> bool:
             os.close(pidfd)
 
 
+def wait_until_dead(process: Process, timeout_s: float) -> bool:
+    """False if it is not by then."""
+    pidfd = _open_same(process)
+    if pidfd is None:
+        return True
+    try:
+        return _wait_until_dead([pidfd], time.monotonic() + timeout_s)
+    finally:
+        os.close(pidfd)
+
+
 def find_by_arguments(tail: tuple[str, ...], count: int) -> Iterator[Process]:
     """Our own or, for root, anyone's processes whose last `count` arguments begin with `tail`, word for word."""
     words = [word.encode() for word in tail]

@@ -61,6 +61,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     network: Literal["none", "user"] = "none"
     publish: Mapping[str, int] = {}
     """Sockets in the machine's folder that lead to a port of the guest, without any handshake."""
+    saveable: bool = False
+    """Whether it is booted to be saved: a hypervisor may have to keep its memory in another way then."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

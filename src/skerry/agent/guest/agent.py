@@ -20,6 +20,8 @@ PROTOCOL = 1
 VERSION = "0.1.0"
 _MAX_CHANNELS = 64
 _REOPEN_S = 0.05
+_FIRST_STREAM_S = 30
+_HOST_CID = 2
 _WARM_UP_S = 0.005
 _MAX_GRACE_S = 60
 _LOOK_S = 0.01
@@ -28,6 +30,9 @@ _STOPPED = 143
 
 
 class Agent:
+    own_calls: dict[str, Callable[[Any, Call], None]] = {}  # noqa: RUF012 (typing takes too long to import)
+    """Calls that a subclass adds to those of every agent, or answers in its own way."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         self.begin = time.monotonic()
         self.started = time.time()
@@ -58,7 +63,8 @@ class Agent:
     # streams
 
     def listen(self, where: dict[str, Any]) -> None:
-        """Take streams from an inherited listening socket, a path, a port, vsock, our own stdio, or a device."""
+        """Take streams from an inherited listening socket, a path, a port, vsock, our own stdio, or a device; with
+        `once` a single one, with which the agent ends."""
         if "stdio" in where:
             self._serve(posix.dup(0), posix.dup(1), last=True)
             null = posix.open("/dev/null", posix.O_RDWR)
@@ -68,28 +74,34 @@ class Agent:
         if "device" in where:
             self._open_device(where["device"])
             return
-        self._watch(_listener(where))
+        once = bool(where.get("once"))
+        self._watch(_listener(where), once)
+        if once:
+            self.loop.later(_FIRST_STREAM_S, lambda: None if self._channels else self.loop.stop())
 
-    def _watch(self, listener: _socket.socket) -> None:
-        self.loop.watch(listener.fileno(), READ, lambda _events: self._accept(listener))
+    def _watch(self, listener: _socket.socket, once: bool = False) -> None:
+        self.loop.watch(listener.fileno(), READ, lambda _events: self._accept(listener, once))
 
-    def _accept(self, listener: _socket.socket) -> None:
+    def _accept(self, listener: _socket.socket, once: bool) -> None:
         try:
-            fd, _address = listener._accept()  # type: ignore[attr-defined]
+            fd, address = listener._accept()  # type: ignore[attr-defined]
         except (BlockingIOError, InterruptedError):
             return
         except OSError:  # no descriptor left: the listener would be ready for ever, so look again later
             self.loop.forget(listener.fileno())
-            self.loop.later(_REOPEN_S, lambda: self._watch(listener))
+            self.loop.later(_REOPEN_S, lambda: self._watch(listener, once))
             return
-        if len(self._channels) >= _MAX_CHANNELS:
+        is_host = listener.family != _socket.AF_VSOCK or address[0] == _HOST_CID
+        if len(self._channels) >= _MAX_CHANNELS or not is_host:
             posix.close(fd)
             return
+        if once:
+            self.loop.forget(listener.fileno())
         if listener.family == _socket.AF_INET:
             stream = _socket.socket(fileno=posix.dup(fd))
             stream.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             stream.close()
-        self._serve(fd, fd)
+        self._serve(fd, fd, last=once)
 
     def _serve(self, read_fd: int, write_fd: int, last: bool = False) -> None:
         def on_close(channel: Channel) -> None:
@@ -135,7 +147,7 @@ class Agent:
             call.channel.close()
             return
         try:
-            handler = _HANDLERS.get(call.method)
+            handler = self.own_calls.get(call.method) or _HANDLERS.get(call.method)
             if handler is not None:
                 handler(self, call)
             elif call.method in _LAZY:

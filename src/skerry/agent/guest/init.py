@@ -14,37 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SET_FLAGS = 0x8914
-_UP = 0x41
-_READ_ONLY = 30
 _LAST_WORD = "skerry: this box has ended by itself\n"
-
-
-def raise_loopback() -> None:
-    from _socket import AF_INET, SOCK_DGRAM, socket
-    from fcntl import ioctl
-
-    asking = socket(AF_INET, SOCK_DGRAM)
-    ioctl(asking.fileno(), _SET_FLAGS, b"lo".ljust(16, b"\0") + _UP.to_bytes(2, sys.byteorder) + bytes(22))
-    asking.close()
-
-
-def find_user(name: str) -> tuple[int, int]:
-    """The numbers of a user that is given by UID, UID:GID, or a name that the image knows."""
-    uid, _, gid = name.partition(":")
-    if uid.isdigit():
-        return int(uid), int(gid or uid)
-    try:
-        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                entry = line.split(":")
-                if len(entry) > 3 and entry[0] == uid:
-                    return int(entry[2]), int(entry[3])
-    except (OSError, ValueError):
-        pass
-    if uid == "root":
-        return 0, 0
-    raise SystemExit(f"no user is called {uid!r} in the image; give a UID or UID:GID")
 
 
 def check(uid: int, gid: int) -> None:
@@ -53,34 +23,6 @@ def check(uid: int, gid: int) -> None:
         last = max(int(line.split()[0]) + int(line.split()[2]) - 1 for line in file)
     if max(uid, gid) > last:
         raise SystemExit(f"the box has no user {uid}:{gid}; it has those from 0 to {last}")
-
-
-def make(path: str) -> None:
-    """A folder, with all that leads to it, unless it is there."""
-    at = ""
-    for part in path.strip("/").split("/"):
-        at += "/" + part
-        try:
-            posix.mkdir(at, 0o755)
-        except OSError:
-            pass
-
-
-def own(path: str, mode: int, uid: int, gid: int) -> None:
-    """A folder that is the user's; one that may only be read stays as it is, and so does what a link leads to."""
-    make(path)
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
-    except OSError as error:
-        raise SystemExit(f"{path} of the image is no folder: {error.strerror}") from None
-    try:
-        posix.chown(fd, uid, gid)
-        posix.chmod(fd, mode)
-    except OSError as error:
-        if error.errno != _READ_ONLY:
-            raise
-    finally:
-        posix.close(fd)
 
 
 def write(path: str, text: str) -> None:
@@ -97,12 +39,20 @@ def write(path: str, text: str) -> None:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    raise_loopback()
-    uid, gid = find_user(config["user"])
+    from skerry_agent import network, owned, users  # type: ignore[import-not-found]
+
+    network.raise_loopback()
+    try:
+        uid, gid = users.find_user(config["user"])
+    except LookupError as error:
+        raise SystemExit(str(error)) from None
     check(uid, gid)
-    make(config["cwd"])
+    owned.make(config["cwd"])
     for path, mode in config["folders"]:
-        own(path, mode, uid, gid)
+        try:
+            owned.own(path, mode, uid, gid)
+        except NotADirectoryError as error:
+            raise SystemExit(f"{path} {error.strerror}") from None
     for path, text in config["files"]:
         write(path, text)
     if uid or gid:
@@ -116,7 +66,7 @@ def main() -> None:
     package = type(sys)("skerry_agent")
     package.__path__ = [__file__.rpartition("/")[0]]
     sys.modules["skerry_agent"] = package
-    from skerry_agent import wire  # type: ignore[import-not-found]
+    from skerry_agent import wire
 
     text = bytes.fromhex(sys.argv[2]).decode()
     prepare(wire.loads(text)["init"])

@@ -20,13 +20,9 @@ def main() -> None:
         with open(int(sys.argv[2]), encoding="utf-8") as file:
             config = wire.loads(file.read())
     if config.get("rlimits"):
-        import resource
+        from skerry_agent import users
 
-        for name, value in config["rlimits"].items():
-            number = getattr(resource, "RLIMIT_" + name.upper())
-            hard = resource.getrlimit(number)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(number, (value, value))
+        users.set_rlimits(config["rlimits"])
     server = agent.Agent(config)
     server.listen(config.get("listen") or {"stdio": True})
     server.run()

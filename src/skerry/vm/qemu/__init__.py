@@ -1,0 +1,1 @@
+"""QEMU: with KVM where that really runs a guest, else in software."""
