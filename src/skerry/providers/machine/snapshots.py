@@ -1,0 +1,144 @@
+"""Snapshots: the disks of boxes as they once were, each a file that leans on nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from skerry.errors import Conflict, NotFound, ProviderError
+from skerry.providers.base import Snapshot
+from skerry.providers.machine import boxes
+from skerry.providers.machine.boxes import Box, Meta
+from skerry.vm import sparse
+from skerry.vm.images.shelf import Shelf
+
+Copy = Callable[[Path], Awaitable[None]]
+"""Puts a copy of a box's disk to that path."""
+
+_ABOUT = "snapshot.json"
+_DISK = "disk.raw"
+_CHUNK = 1 << 20
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot, and what a box of it has to be made with."""
+
+    name: str
+    sandbox: str
+    created_at: float
+    checksum: str
+    size: int
+    image: str
+    asked: str
+    writable_root: bool
+
+    def told(self) -> Snapshot:
+        return Snapshot(
+            name=self.name, id=self.checksum, sandbox=self.sandbox, size=self.size, created_at=self.created_at
+        )
+
+
+class Snapshots:
+    def __init__(self, state_dir: Path) -> None:
+        self._boxes = state_dir
+        self._shelf = Shelf(state_dir / "snapshots")
+        self._folder = self._shelf.folder
+
+    async def take(self, box: Box, meta: Meta, name: str, copy: Copy) -> Snapshot:
+        """Raises Conflict if the name is taken. It is there whole, or not at all."""
+        self.refuse_taken(name)
+        try:
+            with self._shelf.aside() as parent:
+                aside = parent / name
+                aside.mkdir(mode=0o700)
+                await copy(aside / _DISK)
+                taken = await asyncio.to_thread(_note, aside, box, meta)
+                aside.rename(self._folder / name)
+        except OSError as error:
+            self.refuse_taken(name)
+            raise ProviderError(f"the snapshot {name!r} cannot be taken: {error}") from error
+        return taken.told()
+
+    def refuse_taken(self, name: str) -> None:
+        if (self._folder / name).exists():
+            raise Conflict(f"there is already a snapshot {name!r}: choose another name, or remove it")
+
+    def get(self, name: str) -> Taken:
+        """Raises NotFound."""
+        try:
+            return msgspec.json.decode((self._folder / name / _ABOUT).read_bytes(), type=Taken)
+        except (OSError, msgspec.MsgspecError):
+            raise NotFound(f"no snapshot is called {name!r}") from None
+
+    async def disk(self, taken: Taken) -> Path:
+        """Raises unless it holds what was put there."""
+        disk = self._folder / taken.name / _DISK
+        try:
+            found = await asyncio.to_thread(checksum, disk)
+        except OSError as error:
+            found = str(error)
+        if found != taken.checksum:
+            advice = "it cannot be used; remove it, and take another"
+            raise ProviderError(f"the snapshot {taken.name!r} is damaged: its disk is not what was put there: {advice}")
+        return disk
+
+    def all(self) -> list[Snapshot]:
+        found = []
+        for path in sorted(self._folder.glob(f"[!.]*/{_ABOUT}")):
+            with contextlib.suppress(NotFound):
+                found.append(self.get(path.parent.name).told())
+        return found
+
+    def remove(self, name: str) -> None:
+        self.get(name)
+        for id, meta in boxes.all_metas(self._boxes):
+            if meta.snapshot == name:
+                raise Conflict(f"snapshot {name!r} is what sandbox {id} was made of: end that first")
+        with self._shelf.aside() as aside:
+            (self._folder / name).rename(aside / name)  # gone at once, whatever becomes of the rest
+
+
+def _note(folder: Path, box: Box, meta: Meta) -> Taken:
+    """Write beside a disk what it is."""
+    disk = folder / _DISK
+    taken = Taken(
+        name=folder.name,
+        sandbox=box.id,
+        created_at=time.time(),
+        checksum=checksum(disk),
+        size=disk.stat().st_blocks * 512,
+        image=meta.image,
+        asked=meta.asked,
+        writable_root=meta.writable_root,
+    )
+    disk.chmod(0o444)  # for machines with uids of their own
+    (folder / _ABOUT).write_bytes(msgspec.json.encode(taken))
+    return taken
+
+
+def checksum(path: Path) -> str:
+    """Of all that a file holds; a hole counts as nothing, so that an empty disk is read in no time."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        digest.update(b"%d\0" % os.fstat(file.fileno()).st_size)
+        for at, data in _pieces(file.fileno()):
+            if data.count(0) != len(data):
+                digest.update(b"%d\0" % at + data)
+    return digest.hexdigest()
+
+
+def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
+    """What is in a file, at places that do not depend on where its holes are."""
+    last = -1
+    for start, end in sparse.extents(fd):
+        for at in range(start - start % _CHUNK, end, _CHUNK):
+            if at > last:
+                last = at
+                yield at, os.pread(fd, _CHUNK, at)

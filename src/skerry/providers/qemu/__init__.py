@@ -1,0 +1,5 @@
+"""Boxes as virtual machines of QEMU."""
+
+from skerry.providers.qemu.provider import Qemu, QemuConfig
+
+__all__ = ["Qemu", "QemuConfig"]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from providers.firecracker.fc_world import provider_on, running_in
+from vm.firecracker.installing import StandIns, install
+
+from skerry.host import uids
+from skerry.providers.firecracker import Firecracker
+from skerry.providers.machine import provider as machine_provider
+from skerry.providers.machine.sources import Sources
+from skerry.vm.firecracker import programs
+
+
+@pytest.fixture
+def world_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """For this test alone, which has to leave nothing that runs there."""
+    monkeypatch.setattr(machine_provider, "Sources", Sources)
+    monkeypatch.setattr(programs, "check_device", programs.check_device)
+    folder = Path(tempfile.mkdtemp(prefix="skerry-fc-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    left = running_in(folder)
+    shutil.rmtree(folder)
+    assert left == set()
+
+
+@pytest.fixture
+def stand_ins(world_folder: Path) -> StandIns:
+    return install(world_folder / "bin")
+
+
+@pytest.fixture
+async def provider(world_folder: Path, stand_ins: StandIns) -> AsyncIterator[Firecracker]:
+    """It jails its machines, where that can be done; a test fails that leaves a box behind."""
+    made = provider_on(world_folder, jailed=uids.are_available())
+    yield made
+    boxes = await made.discover()
+    for id in boxes:
+        await made.destroy(id, volumes=True)
+    await made.aclose()
+    assert not boxes
+    assert stand_ins.violations == []

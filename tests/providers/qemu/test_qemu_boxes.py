@@ -1,0 +1,183 @@
+"""What machines are made of: roots that can be changed, users, disks that grow, data, networks, images."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from providers.qemu.host import Make
+
+from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, Unsupported
+from skerry.providers.base import BoxState
+from skerry.providers.qemu import Qemu, QemuConfig
+from skerry.sandbox import AsyncSandbox
+from skerry.spec import Spec, new_id
+from skerry.vm import network
+from skerry.vm.base import EMULATED
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def test_a_machine_in_software_says_that_it_is_no_boundary(make: Make, qemu: Qemu) -> None:
+    sandbox = await make()
+    accelerator = (await qemu._can()).accelerator
+    told = sandbox.enforced["isolation"]
+    assert EMULATED in told.why_not if accelerator == "tcg" else "KVM" in told.by
+
+
+async def test_a_writable_root_is_changed_and_keeps_that(make: Make, qemu: Qemu) -> None:
+    sandbox = await make(writable_root=True, user="root")
+    assert (await sandbox.exec("echo new > /etc/new && rm /etc/passwd && echo x > ~/f")).ok
+    await qemu.snapshot(sandbox.id, "changed")
+    await qemu.stop(sandbox.id)
+    await qemu.start(sandbox.id, sandbox.spec)
+    look = "cat /etc/new; ls /etc/passwd"
+    assert (await sandbox.exec(look)).stdout == b"new\n"
+    await sandbox.destroy()
+    with pytest.raises(InvalidSpec, match="writable_root"):
+        await make(snapshot="changed")
+    copy = await make(snapshot="changed", writable_root=True, user="root")
+    assert (await copy.exec(look)).stdout == b"new\n"
+    await copy.destroy()
+    plain = await make(user="root")
+    assert not (await plain.exec("echo x > /etc/new")).ok
+    await qemu.remove_snapshot("changed")
+
+
+async def test_a_box_of_a_snapshot_may_have_a_larger_disk(make: Make, qemu: Qemu) -> None:
+    small = await make(disk="16M")
+    await small.files.write("kept", "x")
+    await qemu.snapshot(small.id, "small")
+    await small.destroy()
+    large = await make(snapshot="small", disk="128M")
+    assert await large.files.read_text("kept") == "x"
+    await large.files.write("more", bytes(20 << 20))
+    await large.destroy()
+    await qemu.remove_snapshot("small")
+
+
+async def test_commands_run_as_the_user_that_is_asked_for(make: Make) -> None:
+    sandbox = await make()
+    ids = [(await sandbox.exec("id -u; id -g", user=user)).text for user in (None, "root", "1234:77", "user")]
+    assert ids == ["1000\n1000\n", "0\n0\n", "1234\n77\n", "1000\n1000\n"]
+    with pytest.raises(InvalidSpec, match="nobody-there"):
+        await sandbox.exec("id", user="nobody-there")
+    numbered = await make(user="2000")
+    assert (await numbered.exec("id -u; touch ~/mine && echo made")).text == "2000\nmade\n"
+
+
+async def test_data_has_one_user_at_a_time(make: Make, qemu: Qemu) -> None:
+    first = await make(data=True, name="work")
+    with pytest.raises(Conflict, match=first.id):
+        await make(data=True, name="work")
+    assert set(await qemu.discover()) == {first.id}
+    await first.ping()
+
+
+async def test_a_paused_box_leaves_its_data_whole_for_the_next(make: Make, qemu: Qemu) -> None:
+    first = await make(data=True, name="work")
+    await first.files.write("/.data/f", "kept")
+    await qemu.pause(first.id)
+    await first.destroy(volumes=False)
+    second = await make(data=True, name="work")
+    assert await second.files.read_text("/.data/f") == "kept"
+
+
+async def test_a_snapshot_of_a_paused_and_of_a_stopped_box_has_all_that_was_written(make: Make, qemu: Qemu) -> None:
+    sandbox = await make()
+    await sandbox.files.write("f", "one")
+    await qemu.pause(sandbox.id)
+    await qemu.snapshot(sandbox.id, "paused")
+    assert (await qemu.discover())[sandbox.id].state is BoxState.PAUSED
+    await qemu.resume(sandbox.id)
+    await sandbox.files.write("f", "two")
+    await qemu.stop(sandbox.id)
+    await qemu.snapshot(sandbox.id, "stopped")
+    await sandbox.destroy()
+    for name, text in (("paused", "one"), ("stopped", "two")):
+        copy = await make(snapshot=name)
+        assert await copy.files.read_text("f") == text
+        await copy.destroy()
+        await qemu.remove_snapshot(name)
+
+
+@pytest.mark.skipif(network.why_none() is not None, reason=str(network.why_none()))
+async def test_a_network_leads_out_and_not_to_the_hosts_own_services(make: Make) -> None:
+    sandbox = await make(network="bridge")
+    with socket.socket() as local, socket.socket() as open_to_all:
+        local.bind(("127.0.0.1", 0))
+        open_to_all.bind(("0.0.0.0", 0))
+        for listener in (local, open_to_all):
+            listener.listen()
+            listener.setblocking(False)
+        own, shared = local.getsockname()[1], open_to_all.getsockname()[1]
+        tries = [f"nc -w 2 {to} {port} & " for to in ("127.0.0.1", "10.0.2.2", "10.0.3.2") for port in (own, shared)]
+        await sandbox.exec("".join(tries) + "wait", timeout_s=5)
+        for listener in (local, open_to_all):
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+        if (address := _address_of_host()) is not None:
+            await sandbox.exec(f"echo x | nc -w 5 {address} {shared}", timeout_s=20)
+            connection, _ = open_to_all.accept()
+            connection.close()
+
+
+def _address_of_host() -> str | None:
+    """By which the host is known outside; None if it is not."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+async def test_without_slirp4netns_a_network_is_refused_with_the_fix(
+    qemu: Qemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_args, **_options: None)
+    with pytest.raises(Unsupported, match=r"slirp4netns|root"):
+        await qemu.enforcement(Spec.of(provider="qemu", network="bridge"))
+
+
+async def test_without_an_image_the_error_says_how_to_make_one(config: QemuConfig, tmp_path: Path) -> None:
+    provider = Qemu(msgspec.structs.replace(config, cache_dir=str(tmp_path)))
+    with pytest.raises(ImageNotFound, match="image build --vm --recipe minimal"):
+        await AsyncSandbox.create(Spec(provider="qemu"), provider)
+    told = await provider.describe()
+    assert "image build" in told["image"].why_not
+    await provider.aclose()
+
+
+async def test_stop_start_and_logs_of_what_is_not_there_is_not_found(qemu: Qemu) -> None:
+    id = new_id()
+    for attempt in (qemu.stop(id), qemu.start(id, Spec()), qemu.pause(id), qemu.resume(id), qemu.snapshot(id, "x")):
+        with pytest.raises(NotFound):
+            await attempt
+    with pytest.raises(NotFound):
+        await anext(qemu.logs(id))
+
+
+async def test_machines_without_templates_boot_and_are_the_same(make: Make, config: QemuConfig) -> None:
+    cold = Qemu(msgspec.structs.replace(config, template=False))
+    sandbox = await AsyncSandbox.create(Spec(provider="qemu", data=False, env={"A": "1"}), cold)
+    assert (await sandbox.exec('echo "$A"; id -u')).text == "1\n1000\n"
+    await sandbox.destroy()
+    await cold.aclose()
+
+
+async def test_the_environment_of_a_box_is_nowhere_on_the_hosts_disk(make: Make, state_dir: Path) -> None:
+    secret = b"s3cret-" + os.urandom(8).hex().encode()
+    sandbox = await make(env={"TOKEN": secret.decode()})
+    assert (await sandbox.exec('echo "$TOKEN"')).stdout.strip() == secret
+
+    def holds(path: Path) -> bool:
+        return path.is_file() and path.stat().st_size < 64 << 20 and secret in path.read_bytes()
+
+    found = await asyncio.to_thread(lambda: [path for path in state_dir.rglob("*") if holds(path)])
+    assert found == []

@@ -1,0 +1,69 @@
+"""A program that makes a machine and is killed at the step that it was told: `STATE CACHE ID POINT before|after`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+from typing import Any
+
+from skerry.providers.machine import guest
+from skerry.providers.machine.boxes import Box
+from skerry.providers.machine.volumes import Volumes
+from skerry.providers.qemu import Qemu, QemuConfig
+from skerry.spec import SandboxId, Spec
+from skerry.vm import launch
+from skerry.vm.folder import VmFolder
+from skerry.vm.qemu.hypervisor import Qemu as Hypervisor
+
+POINTS: dict[str, tuple[Any, str]] = {
+    "box.folder": (Box, "make"),
+    "box.meta": (Box, "write_meta"),
+    "machine.folder": (VmFolder, "make"),
+    "volume": (Volumes, "make"),
+    "disk": (Hypervisor, "make_disk"),
+    "box.disk": (Box, "write_disk"),
+    "machine.note": (VmFolder, "write"),
+    "warden": (launch.Child, "answer"),
+    "machine.processes": (VmFolder, "write_processes"),
+    "restore": (Hypervisor, "restore"),
+    "greet": (guest, "greet"),
+    "become": (guest, "become"),
+    "whole": (Box, "mark_whole"),
+}
+"""Where it can be killed: before or after each of these calls."""
+
+
+def arm(point: str, after: bool) -> None:
+    owner, name = POINTS[point]
+    original = getattr(owner, name)
+
+    async def call_async(*args: Any, **options: Any) -> Any:
+        if not after:
+            die()
+        await original(*args, **options)
+        die()
+
+    def call(*args: Any, **options: Any) -> Any:
+        if not after:
+            die()
+        original(*args, **options)
+        die()
+
+    setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(state: str, cache: str, id: str, point: str, after: str) -> None:
+    arm(point, after == "after")
+    provider = Qemu(QemuConfig(state_dir=state, cache_dir=cache, start_timeout_s=120))
+    await provider.create(SandboxId(id), Spec(provider="qemu"))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
