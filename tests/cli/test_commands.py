@@ -21,7 +21,7 @@ def test_every_error_has_an_exit_code() -> None:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_table_of_commands_says_what_each_says_of_itself(name: str) -> None:
-    command = importlib.import_module(f"skerry.cli.{name}").command
+    command = importlib.import_module(f"skerry.cli.{name.replace('-', '_')}").command
     assert command.help.splitlines()[0] == cli.COMMANDS[name]
     assert command.name in (name, "command")
 

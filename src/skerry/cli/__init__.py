@@ -11,7 +11,7 @@ import click
 
 from skerry.version import __version__
 
-# A command is the object `command` in the file of its name in this folder.
+# A command is the object `command` in the file of its name in this folder, with _ for -.
 COMMANDS = {
     "run": "Run a command in a new sandbox.",
     "create": "Make a sandbox that lives until it is removed or its time is over.",
@@ -43,6 +43,7 @@ COMMANDS = {
     "pool": "Keep sandboxes warm, so that `run --pool` and `create --pool` need not boot one.",
     "fleet": "Start many sandboxes in phases from one file, and see and command them as one.",
     "image": "Build, import, list and remove the images that boxes are made of.",
+    "docker-env": "Print the address of the Docker in a project's machine, for the docker command.",
     "mcp": "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools.",
     "doctor": "Tell what works on this machine, and how to get the rest.",
     "check": "Run the conformance suite against a provider on this machine.",
@@ -59,7 +60,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> int:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from skerry.cli.completion import provider_names
 from skerry.cli.output import json_option, print_json
+
+if TYPE_CHECKING:
+    from skerry.providers.base import Provider
 
 
 @click.command()
@@ -25,7 +29,7 @@ def command(provider: str, image: str | None, runtime: str | None, as_json: bool
     """Run the conformance suite against a provider on this machine."""
     from skerry.config import load
 
-    load().load_provider(provider)
+    asyncio.run(_can_run(load().load_provider(provider)))
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("anyio") is None:
         raise click.ClickException("the suite needs pytest: pip install 'skerry[testing]'")
     with tempfile.TemporaryDirectory(prefix="skerry-check-") as folder:
@@ -36,6 +40,14 @@ def command(provider: str, image: str | None, runtime: str | None, as_json: bool
         if as_json:
             print_json({"provider": provider, "exit_code": suite.returncode, **_summary(report)})
     return suite.returncode
+
+
+async def _can_run(provider: Provider) -> None:
+    """Where it cannot run at all that is said once, and not by every test."""
+    try:
+        await provider.check()
+    finally:
+        await provider.aclose()
 
 
 def _pytest(provider: str) -> list[str]:

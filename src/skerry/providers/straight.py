@@ -20,6 +20,15 @@ class NotShared(Exception):
     """We cannot see the container's files: another host, another kernel, or not our right."""
 
 
+def is_of(pid: int, container: str) -> bool:
+    """Whether a process of this host is that container's: engines name its control group by the container's id."""
+    try:
+        with open(f"/proc/{pid}/cgroup") as groups:
+            return bool(container) and container in groups.read()
+    except OSError:
+        return False
+
+
 async def connect(pid: int, timeout_s: float) -> Stream:
     """Connect to the socket in the files of a process of this host; an agent that is just starting is waited for."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from skerry.errors import InvalidSpec
 from skerry.providers.engine import ignore
 from skerry.providers.engine.ignore import Ignore
-from skerry.providers.sources import packing
+from skerry.sources import packing
 
 DOCKERFILE = ".skerry.Dockerfile"
 """The name of the Dockerfile in the tar, which hides no file of the context."""

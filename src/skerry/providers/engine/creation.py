@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, ProviderError
 from skerry.providers import layout, volume_plan
 from skerry.providers.base import Enforcement
@@ -67,6 +69,7 @@ class Creator:
         """A container that is made and not started; the id of its image."""
         image = await self._image(spec)
         await self._runtime.prepare(image.id)
+        info = self._where(info)
         default_uid = image_config.own_uid(spec) if info.has_all_uids else layout.DEFAULT_UID
         user = image_config.known_user(spec.user, image, default_uid)
         wanted = volume_plan.wanted(self._engine.provider, id, spec)
@@ -101,6 +104,15 @@ class Creator:
         async with self._home(id, limits.disk, user, labels, has_disk=info.has_disks):
             await self._create(id, profile.container(id, spec, frame))
         return image.id
+
+    async def place(self, info: Info) -> Info:
+        """What is known of where the daemon is before anything is made."""
+        return self._where(info) if info.is_local and await self._runtime.look() else info
+
+    def _where(self, info: Info) -> Info:
+        """Machines may have the same name, kernel and memory, but not the same files. Only root needs to know."""
+        is_twin = info.is_local and os.geteuid() == 0 and not self._runtime.is_here
+        return msgspec.structs.replace(info, elsewhere=True) if is_twin else info
 
     async def _image(self, spec: Spec) -> ImageConfig:
         try:

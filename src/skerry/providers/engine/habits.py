@@ -6,6 +6,8 @@ import msgspec
 
 
 class Habits(msgspec.Struct, frozen=True):
+    may_be_here: bool = True
+    """Whether its daemon can be one of this machine, and so see our files and processes."""
     reads_seccomp_from_file: bool = False
     tmpfs_has_owner: bool = True
     log_driver: str = "json-file"

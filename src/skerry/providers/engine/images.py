@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
@@ -12,13 +13,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound
+from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, Unsupported
 from skerry.providers.base import Image, ImageBuild, OnProgress, Progress
 from skerry.providers.engine import context, importing
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.image_config import missing
 from skerry.providers.engine.telling import Building, Pulling, Telling, converse
-from skerry.providers.sources import packing, parcels
+from skerry.sources import packing, parcels
 
 _NAME = re.compile(
     r"(?:[a-z0-9][a-z0-9.\-]*(?::\d+)?/)?"  # a registry
@@ -27,6 +28,7 @@ _NAME = re.compile(
 )
 _ID = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 _NO_NAME = "<none>"
+_EXPORT_S = 3600.0
 _HUB = ("docker.io/library/", "docker.io/")
 
 
@@ -66,6 +68,8 @@ class Images:
     async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
         """Build with the engine's own builder; a step that fails is told with the end of its output."""
         name = full_name(build.name, digest=False)
+        if build.recipe:
+            raise Unsupported("recipe", self._engine.provider, "recipes are for machines; give a Dockerfile")
         if not build.dockerfile.strip():
             raise InvalidSpec("the Dockerfile is empty: it needs at least a FROM", field="dockerfile")
         query: dict[str, Any] = {
@@ -97,11 +101,22 @@ class Images:
         name = full_name(name, digest=False)
         on_progress(Progress(f"looking at {source.name}"))
         async with (
-            importing.parcel(source, _with_registry(name), await self._architecture()) as parcel,
+            importing.parcel(source, with_registry(name), await self._architecture()) as parcel,
             parcels.sending(parcel, source, on_progress) as body,
         ):
             await converse(self._engine, "/images/load", {}, Telling(f"the import of {name}"), body)
         return await self._one(name)
+
+    async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
+        """As `docker save` writes it."""
+        path = f"/images/{_in_path(name)}/get"
+        done = 0
+        with target.open("xb") as file:
+            async with self._engine.stream("GET", path, timeout_s=_EXPORT_S, whole_s=_EXPORT_S) as answer:
+                async for piece in answer:
+                    await asyncio.to_thread(file.write, piece)
+                    done += len(piece)
+                    on_progress(Progress(f"taking {name} out of {self._engine.provider}", done))
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
         """With `force` also if it has more names than this one. What a box is made of always stays."""
@@ -147,7 +162,7 @@ def full_name(name: str, *, digest: bool = True) -> str:
     return name if match["tag"] or match["digest"] else f"{name}:latest"
 
 
-def _with_registry(name: str) -> str:
+def with_registry(name: str) -> str:
     """What a short name means, spelled out, as some engines take one in an archive to be of their own."""
     head, slash, _ = name.partition("/")
     if slash and (head == "localhost" or "." in head or ":" in head):

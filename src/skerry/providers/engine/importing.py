@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
 
-from skerry.providers.sources import archives, parcels, roots, stores
-from skerry.providers.sources.parcels import Parcel
-from skerry.providers.sources.stores import FolderStore, TarStore
+from skerry.sources import archives, parcels, roots, stores
+from skerry.sources.parcels import Parcel
+from skerry.sources.stores import FolderStore, TarStore
 
 
 @asynccontextmanager

@@ -41,10 +41,14 @@ class Info(msgspec.Struct, rename="pascal"):
     pids_limit: bool = True
     cpu_cfs_quota: bool = True
     security_options: list[str] | None = None
+    elsewhere: bool = False
+    """What we found out ourselves: it does not see our files, whatever else it has in common with this machine."""
 
     @property
     def is_local(self) -> bool:
         """Whether it runs on this very machine, and so sees our files and processes."""
+        if self.elsewhere:
+            return False
         host, memory = os.uname(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return (self.name, self.kernel_version, self.mem_total) == (host.nodename, host.release, memory)
 

@@ -76,7 +76,7 @@ class EngineProvider(Provider):
         )
         self._cache, self._state_dir = config.cache(), config.state(self.name)
         self._runtime = Runtime(self._engine, self._cache)
-        self._reach = Reach(self._engine, self._runtime)
+        self._reach = Reach(self._engine, self._runtime, may_be_here=self.habits.may_be_here)
         self._known_info: Info | None = None
 
     # Imported when they are needed: a command line that only dials a box needs none of them.
@@ -121,6 +121,7 @@ class EngineProvider(Provider):
 
             info = await self._engine.get("/info", Info)
             info.check(self.name)
+            info.elsewhere = not self.habits.may_be_here
             self._known_info = info
         return self._known_info
 
@@ -147,7 +148,7 @@ class EngineProvider(Provider):
 
     async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
         self._creator.check(spec)
-        info, runtime = await self._info(), self._runtime_of(spec)
+        info, runtime = await self._creator.place(await self._info()), self._runtime_of(spec)
         if runtime is not None and not self.habits.chooses_runtime:
             raise Unsupported("runtime", self.name, "its API runs all boxes with the service's own; set it there")
         info.check_runtime(self.name, runtime)
@@ -265,6 +266,9 @@ class EngineProvider(Provider):
 
     async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
         return await self._images.import_image(source, name, on_progress)
+
+    async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
+        await self._images.export_image(name, target, on_progress)
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
         await self._images.remove_image(name, force=force)

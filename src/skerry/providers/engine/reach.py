@@ -20,9 +20,10 @@ from skerry.spec import SandboxId
 
 
 class Reach:
-    def __init__(self, engine: Engine, runtime: Runtime) -> None:
+    def __init__(self, engine: Engine, runtime: Runtime, *, may_be_here: bool) -> None:
         self._engine = engine
         self._runtime = runtime
+        self._may_be_here = may_be_here
         self._first = FirstStreams()
 
     async def dial(self, id: SandboxId) -> Stream:
@@ -61,8 +62,10 @@ class Reach:
         check_running(box)
         if box.state.paused:
             raise AgentUnreachable("the box is paused: let it go on first")
-        with suppress(straight.NotShared):
-            return await straight.connect(box.state.pid, timeout_s)
+        # A process of that number is on every machine.
+        if self._may_be_here and straight.is_of(box.state.pid, box.id):
+            with suppress(straight.NotShared):
+                return await straight.connect(box.state.pid, timeout_s)
         await self._runtime.prepare(box.image)
         argv = [*self._runtime.argv, layout.RELAY, layout.SOCKET, f"{timeout_s:g}"]
         return await way.through_exec(self._engine, box.id, argv)

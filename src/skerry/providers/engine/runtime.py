@@ -6,10 +6,12 @@ import asyncio
 import hashlib
 import io
 import os
+import secrets
 import tarfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from skerry.agent import runtime
 from skerry.errors import Conflict, NotFound
@@ -18,8 +20,15 @@ from skerry.providers.engine.api import Engine
 from skerry.providers.engine.scratch import scratch
 
 _FILL_TIMEOUT_S = 120.0
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Another when the folders below are others."""
+_SIGHT = "skerry.sight"
+"""The label with the name of a file in the volume that no other has: who sees it shares the daemon's files."""
+
+
+class _Found(msgspec.Struct, rename="pascal"):
+    labels: dict[str, str] | None = None
+    mountpoint: str = ""
 
 
 class Runtime:
@@ -33,14 +42,23 @@ class Runtime:
         self.argv: list[str] = []
         """The command that runs a script of the agent, up to the script."""
         self.volume = ""
+        self.is_here = False
+        """Whether this machine has its files, as far as we may see them; known once the volume is whole."""
 
     async def prepare(self, image: str) -> None:
         """Have the volume whole; `image` is any that the engine has."""
+        if not await self.look():
+            await self._fill(image)
+            await self.look()
+        self._is_whole = True
+
+    async def look(self) -> bool:
+        """Whether the volume is whole; nothing is changed."""
         if self._folders is None:
             await asyncio.get_running_loop().run_in_executor(None, self._find)
-        if not self._is_whole and not await self._is_marked():
-            await self._fill(image)
-        self._is_whole = True
+        if not self._is_whole:
+            self._is_whole = await self._is_marked()
+        return self._is_whole
 
     def forget(self) -> None:
         """Somebody may have removed it: look again next time."""
@@ -59,35 +77,43 @@ class Runtime:
         return f"{self.volume}-whole"
 
     async def _is_marked(self) -> bool:
-        return await self._is_ours(self._mark) and await self._is_ours(self.volume)
+        mark = await self._ours(self._mark)
+        volume = await self._ours(self.volume) if mark is not None else None
+        if mark is None or volume is None:
+            return False
+        sight = (mark.labels or {}).get(_SIGHT, "")
+        self.is_here = sight.isalnum() and os.path.exists(f"{volume.mountpoint}/{sight}")
+        return True
 
-    async def _is_ours(self, volume: str) -> bool:
+    async def _ours(self, volume: str) -> _Found | None:
         """Engines make the volumes that they miss, empty and without labels."""
         try:
-            found = await self._engine.get(f"/volumes/{volume}", dict[str, Any])
+            found = await self._engine.get(f"/volumes/{volume}", _Found)
         except NotFound:
-            return False
-        return "skerry" in (found.get("Labels") or {})
+            return None
+        return found if "skerry" in (found.labels or {}) else None
 
     async def _fill(self, image: str) -> None:
-        """Through a container that never runs; those who fill it at the same time write the same."""
+        """Through a container that never runs; those who fill it at the same time write the same, but for the
+        file to be seen by, of which the mark names one."""
         with suppress(NotFound):
             await self._engine.delete(f"/volumes/{self._mark}")
-        if not await self._is_ours(self.volume):
+        if await self._ours(self.volume) is None:
             with suppress(NotFound, Conflict):
                 await self._engine.delete(f"/volumes/{self.volume}")
         labels = {"skerry": self._engine.provider, "skerry.volume": "runtime"}
         await self._engine.post("/volumes/create", json={"Name": self.volume, "Labels": labels})
         mount = {"Type": "volume", "Source": self.volume, "Target": layout.RUNTIME}
-        content = await asyncio.get_running_loop().run_in_executor(None, self._tar)
+        sight = secrets.token_hex(8)
+        content = await asyncio.get_running_loop().run_in_executor(None, self._tar, sight)
         async with scratch(self._engine, image, mounts=[mount]) as container:
             query = {"path": layout.RUNTIME}
             await self._engine.put(
                 f"/containers/{container}/archive", query=query, body=content, timeout_s=_FILL_TIMEOUT_S
             )
-        await self._engine.post("/volumes/create", json={"Name": self._mark, "Labels": labels})
+        await self._engine.post("/volumes/create", json={"Name": self._mark, "Labels": {**labels, _SIGHT: sight}})
 
-    def _tar(self) -> bytes:
+    def _tar(self, sight: str) -> bytes:
         def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
             entry.uid = entry.gid = 0
             entry.uname = entry.gname = ""
@@ -100,4 +126,5 @@ class Runtime:
             run = tarfile.TarInfo(os.path.basename(layout.RUN))
             run.type, run.mode = tarfile.DIRTYPE, 0o1777  # runc gives a tmpfs the mode of what it covers
             archive.addfile(run)
+            archive.addfile(tarfile.TarInfo(sight))
         return content.getvalue()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from skerry.errors import Conflict, NotFound
+from skerry.errors import Conflict, NotFound, ProviderError
 from skerry.providers.base import Volume
 from skerry.providers.engine import tars
 from skerry.providers.engine.api import Engine
@@ -18,6 +20,8 @@ from skerry.providers.engine.scratch import scratch
 from skerry.providers.volume_plan import KIND, Wanted, as_volume
 
 _ASIDE = "volumes"
+_COUNT_S = 30.0
+_COUNT_AGAIN_S = 0.1
 
 
 class _Found(msgspec.Struct, rename="pascal"):
@@ -83,9 +87,20 @@ class Volumes:
 
     async def _sizes(self) -> dict[str, int]:
         """By name, for all there are; those that the engine does not tell are not in it."""
-        everything = (await self._engine.get("/system/df", _List)).volumes or []
+        everything = (await self._disk_use()).volumes or []
         sizes = {each.name: (each.usage_data or {}).get("Size", -1) for each in everything}
         return {name: size for name, size in sizes.items() if size >= 0}
+
+    async def _disk_use(self) -> _List:
+        """Docker counts for one at a time, and refuses the others."""
+        deadline = time.monotonic() + _COUNT_S
+        while True:
+            try:
+                return await self._engine.get("/system/df", _List)
+            except ProviderError as error:
+                if "already running" not in str(error) or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_COUNT_AGAIN_S)
 
     async def _used(self) -> set[str]:
         query = {"all": True, "filters": {"label": [f"skerry={self._engine.provider}"]}}
