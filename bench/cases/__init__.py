@@ -16,6 +16,8 @@ from .execute import execute
 from .files import files
 from .fleet import fleet
 from .incus import incus
+from .machine_docker import vmdocker
+from .machines import vm
 from .many import many
 from .peers import peers
 from .registry import registry
@@ -38,6 +40,8 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "podman": podman,
     "docker-peers": docker_peers,
     "incus": incus,
+    "vm": vm,
+    "vmdocker": vmdocker,
 }
 
 __all__ = ["CASES", "Settings"]

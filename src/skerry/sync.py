@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from skerry.fleet.plan import Plan
     from skerry.fleet.report import Report
     from skerry.fleet.status import MemberStatus
+    from skerry.vm.images.kernels import KernelInfo
 
 
 class Process:
@@ -553,19 +554,21 @@ class SandboxManager:
 
     def build_base_image(
         self,
-        dockerfile: str | Path,
+        dockerfile: str | Path = "",
         *,
         name: str | None = None,
         context: str | os.PathLike[str] | None = None,
         args: Mapping[str, str] | None = None,
         target: str | None = None,
         no_cache: bool = False,
+        recipe: str | None = None,
         provider: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> Image:
-        """Build an image from the text of a Dockerfile, or from the file at a Path.
+        """Build an image from the text of a Dockerfile, or from the file at a Path; for machines also by a `recipe`.
 
-        Without a `context` its COPY finds nothing; without a `name` it is called after the text.
+        Without a `context` its COPY finds nothing; without a `name` it is called after the text or the recipe. For
+        machines Docker or Podman runs the Dockerfile, and what comes of it is imported.
         """
         return portal.run(
             self._async.build_base_image(
@@ -575,6 +578,7 @@ class SandboxManager:
                 args=args,
                 target=target,
                 no_cache=no_cache,
+                recipe=recipe,
                 provider=provider,
                 on_progress=on_progress,
             )
@@ -598,6 +602,22 @@ class SandboxManager:
     def remove_image(self, name: str, *, force: bool = False, provider: str | None = None) -> None:
         """Raises Conflict, which names the sandboxes, while one is made of it. `force` takes all its names."""
         portal.run(self._async.remove_image(name, force=force, provider=provider))
+
+    def kernels(self, *, provider: str | None = None) -> Sequence[KernelInfo]:
+        """What machines boot: our own first, then the newest."""
+        return portal.run(self._async.kernels(provider=provider))
+
+    def fetch_kernel(self, *, provider: str | None = None, on_progress: OnProgress | None = None) -> KernelInfo:
+        """Get the newest of Debian's kernels for machines."""
+        return portal.run(self._async.fetch_kernel(provider=provider, on_progress=on_progress))
+
+    def build_kernel(self, *, provider: str | None = None, on_progress: OnProgress | None = None) -> KernelInfo:
+        """Build a kernel for machines from Debian's source, which takes long; it boots faster and needs no modules."""
+        return portal.run(self._async.build_kernel(provider=provider, on_progress=on_progress))
+
+    def remove_kernel(self, key: str, *, provider: str | None = None) -> None:
+        """Machines that run keep what they have read of it."""
+        portal.run(self._async.remove_kernel(key, provider=provider))
 
     def volumes(self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None) -> list[Volume]:
         """All there are, by name: those of a kind (`data` or `cache`), of one provider, or of all that have any. Their
