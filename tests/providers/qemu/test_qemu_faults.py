@@ -19,6 +19,7 @@ from providers.qemu.host import Make, in_guest, left_of, machines_in, wardens_in
 
 from skerry.errors import CreateFailed, DiskFull, ProviderError, SkerryError
 from skerry.providers.base import BoxState
+from skerry.providers.machine.boxes import Box
 from skerry.providers.machine.sources import Source, Sources
 from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox import AsyncSandbox
