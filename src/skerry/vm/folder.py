@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +20,8 @@ import msgspec
 
 from skerry.agent import dial
 from skerry.agent.stream import Stream
-from skerry.errors import AgentUnreachable, Conflict, CreateFailed, ProviderError
+from skerry.errors import AgentUnreachable, Conflict, CreateFailed
+from skerry.host import locks
 from skerry.host.processes import Process, boot_id
 from skerry.vm.base import CHANNEL, CONSOLE, READY_PORT
 
@@ -97,22 +96,10 @@ class VmFolder:
             yield False
             return
         try:
-            self._wait_for_lock(fd, time.monotonic() + timeout_s)
+            locks.wait(fd, timeout_s, f"the machine in {self.path} is held by another process")
             yield self._is_lock_file(fd)
         finally:
             os.close(fd)
-
-    def _wait_for_lock(self, fd: int, deadline: float) -> None:
-        delay_s = 0.001
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ProviderError(f"the machine in {self.path} is held by another process") from None
-            time.sleep(delay_s)
-            delay_s = min(2 * delay_s, 0.05)
 
     def _is_lock_file(self, fd: int) -> bool:
         """Whether the file that was locked is still that of this folder."""

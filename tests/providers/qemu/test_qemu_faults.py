@@ -100,9 +100,9 @@ async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
     command = [sys.executable, victim.__file__, config.state_dir, config.cache_dir, id, point, when]
     done = await asyncio.to_thread(subprocess.run, command, timeout=120, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    before = left_of(state_dir)
+    before = set(state_dir.iterdir())
     status = (await qemu.discover()).get(id)
-    assert left_of(state_dir) == before, "looking changes nothing"
+    assert set(state_dir.iterdir()) == before, "looking changes nothing"
     if status is not None:
         is_whole = (point, when) == ("whole", "after")
         assert (status.state is BoxState.RUNNING) == is_whole

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, ProviderError
+from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound
+from skerry.host import locks
 from skerry.host.processes import Process, boot_id
 from skerry.spec import SandboxId, parse_id
 
@@ -62,24 +61,12 @@ class Box:
             yield False
             return
         try:
-            self._wait_for_lock(fd, time.monotonic() + timeout_s)
+            locks.wait(fd, timeout_s, f"box {self.id} is held by another process")
             self.lock_fd = fd
             yield self.path.exists()
         finally:
             self.lock_fd = -1
             os.close(fd)
-
-    def _wait_for_lock(self, fd: int, deadline: float) -> None:
-        delay_s = 0.001
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ProviderError(f"box {self.id} is held by another process; try again later") from None
-            time.sleep(delay_s)
-            delay_s = min(2 * delay_s, 0.05)
 
     def write_meta(self, meta: Meta) -> None:
         self._write(_META, msgspec.json.encode(meta))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound, ProviderError
+from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound
+from skerry.host import locks
 from skerry.spec import SandboxId, parse_id
 from skerry.vm.base import Drive
 from skerry.vm.folder import VmFolder
@@ -23,7 +22,6 @@ _DISK = "disk.json"
 _WHOLE = "whole"
 _STOPPED = "stopped"
 _PAUSED = "paused"
-_WAIT_S = (0.001, 0.05)
 """First and longest wait between two looks for a lock."""
 
 
@@ -82,7 +80,7 @@ class Box:
             yield False
             return
         try:
-            await self._wait_for_lock(fd, time.monotonic() + timeout_s)
+            await locks.wait_async(fd, timeout_s, f"box {self.id} is held by another process")
             yield _is_same(fd, self.path)
         finally:
             os.close(fd)
@@ -95,18 +93,6 @@ class Box:
             if meta is None:
                 raise NotFound(f"there is no box {self.id}")
             yield meta
-
-    async def _wait_for_lock(self, fd: int, deadline: float) -> None:
-        wait_s, longest_s = _WAIT_S
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ProviderError(f"box {self.id} is held by another process; try again later") from None
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, longest_s)
 
     def write_meta(self, meta: Meta) -> None:
         self._write(_META, msgspec.json.encode(meta))

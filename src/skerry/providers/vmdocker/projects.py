@@ -10,12 +10,9 @@ locks/<key>              held by whoever changes the machine of a project
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -23,13 +20,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from skerry.errors import InvalidSpec, NotFound, ProviderError
+from skerry.errors import InvalidSpec, NotFound
+from skerry.host import locks
 from skerry.providers.base import Snapshot, Volume
 from skerry.spec import SandboxId, parse_id
 
 T = TypeVar("T")
 
-_WAIT_S = (0.005, 0.1)
 """First and longest wait between two looks for a lock."""
 
 
@@ -88,12 +85,8 @@ class Project:
         self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            end, (wait_s, longest_s) = time.monotonic() + timeout_s, _WAIT_S
-            while not _take(fd):
-                if time.monotonic() >= end:
-                    raise ProviderError(f"another process has been at the machine of {self.name} for {timeout_s:g} s")
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, longest_s)
+            held = f"another process has been at the machine of {self.name} for {timeout_s:g} s"
+            await locks.wait_async(fd, timeout_s, held)
             yield
         finally:
             os.close(fd)
@@ -203,14 +196,6 @@ class Projects:
                 if box is not None and (project is None or box.project == project.name):
                     found[parse_id(path.stem)] = box
         return found
-
-
-def _take(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _mark(path: Path, is_there: bool) -> None:

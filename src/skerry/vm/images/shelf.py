@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import hashlib
 import os
@@ -12,12 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from skerry.errors import ProviderError
+from skerry.host import locks
 
 _ASIDE = ".new-"
 _LOCKS = ".locks"
-_FIRST_DELAY_S = 0.005
-_LONGEST_DELAY_S = 0.25
 
 
 class Shelf:
@@ -31,7 +28,7 @@ class Shelf:
         """For one at a time, also of those in other processes; a process that ends lets go."""
         fd = self._open_lock(name)
         try:
-            await _take(fd, name, timeout_s)
+            await locks.wait_async(fd, timeout_s, f"another process has been making {name} for too long")
             yield
         finally:
             os.close(fd)
@@ -93,17 +90,3 @@ def _held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-async def _take(fd: int, name: str, timeout_s: float) -> None:
-    delay_s = _FIRST_DELAY_S
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if asyncio.get_running_loop().time() > deadline:
-                raise ProviderError(f"another process has been making {name} for too long; try again later") from None
-        await asyncio.sleep(delay_s)
-        delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
