@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
@@ -24,6 +25,12 @@ class OnOneBox(ProviderConformance):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _end_with_the_class(cls) -> Iterator[None]:
+        with cls.reusing():
+            yield
+
+    @classmethod
+    @contextmanager
+    def reusing(cls) -> Iterator[None]:
         cls._reused = cls._make_again = None
         yield
         if cls._reused is not None and cls._make_again is not None:

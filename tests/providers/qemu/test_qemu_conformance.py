@@ -24,11 +24,14 @@ class TestQemu(OnOneBox):
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def _own_folder(cls, _end_with_the_class: None) -> Iterator[None]:
-        """One for the class, as its box lives as long."""
+    def _end_with_the_class(cls) -> Iterator[None]:
+        """One folder for the class, as its box lives as long."""
         cls.folder = Path(tempfile.mkdtemp(prefix="skerry-qemu-", dir="/tmp"))
-        yield
+        with cls.reusing():
+            yield
+        left = left_of(cls.folder)
         shutil.rmtree(cls.folder)
+        assert left == set()
 
     @pytest.fixture
     def make_provider(self, qemu_cache: Path) -> Callable[[], Provider]:

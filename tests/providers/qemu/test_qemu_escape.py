@@ -57,13 +57,13 @@ async def test_a_hypervisor_has_no_file_open_but_its_own_and_what_is_shared(
     make: Make, state_dir: Path, qemu_cache: Path
 ) -> None:
     sandbox = await make()
-    own = str(state_dir / sandbox.id / "vm")
+    own, base = str(state_dir / sandbox.id / "vm"), str(state_dir / sandbox.id / "base.ext4")
     for pid in machines_in(state_dir):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             if target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/", own)):
                 continue
-            assert target.startswith(str(qemu_cache / "vm")), target
+            assert target.startswith((str(qemu_cache / "vm"), base)), target
             flags = int(Path(f"/proc/{pid}/fdinfo/{fd}").read_text().partition("flags:")[2].split()[0], 8)
             is_memory = target.endswith("/memory")  # older versions open it for writing, and never write
             assert is_memory or flags & os.O_ACCMODE == os.O_RDONLY or flags & 0o10000000, target

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId, Spec, new_id
 from skerry.testing.conformance.base import eventually
-from skerry.vm import sparse
+from skerry.vm import sparse, templates
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -90,6 +91,12 @@ async def test_an_agent_that_is_killed_ends_its_machine(make: Make, qemu: Qemu) 
         await sandbox.ping()
 
 
+async def kill_maker(config: QemuConfig, id: SandboxId, point: str, when: str) -> None:
+    command = [sys.executable, victim.__file__, config.state_dir, config.cache_dir, id, point, when]
+    done = await asyncio.to_thread(subprocess.run, command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
 @pytest.mark.parametrize(
     ("point", "when"), [*((point, "before") for point in victim.POINTS), ("restore", "after"), ("whole", "after")]
 )
@@ -97,9 +104,7 @@ async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
     qemu: Qemu, config: QemuConfig, state_dir: Path, point: str, when: str
 ) -> None:
     id = new_id()
-    command = [sys.executable, victim.__file__, config.state_dir, config.cache_dir, id, point, when]
-    done = await asyncio.to_thread(subprocess.run, command, timeout=120, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    await kill_maker(config, id, point, when)
     before = set(state_dir.iterdir())
     status = (await qemu.discover()).get(id)
     assert set(state_dir.iterdir()) == before, "looking changes nothing"
@@ -109,6 +114,23 @@ async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
     await qemu.destroy(id, volumes=True)
     assert left_of(state_dir) == set()
     assert await qemu.volumes() == []
+
+
+async def test_a_maker_that_is_killed_while_it_makes_a_template_leaves_no_half_of_one(
+    config: QemuConfig, empty_cache: Path, state_dir: Path
+) -> None:
+    config, id = msgspec.structs.replace(config, cache_dir=str(empty_cache)), new_id()
+    await kill_maker(config, id, "template.save", "before")
+    assert machines_in(state_dir)
+    provider = Qemu(config)
+    await provider.destroy(id, volumes=True)
+    assert left_of(state_dir) == set()
+    sandbox = await AsyncSandbox.create(Spec(provider="qemu", data=False), provider)
+    assert (await sandbox.exec("echo up")).stdout == b"up\n"
+    await sandbox.destroy()
+    await provider.aclose()
+    kept = [path for path in (empty_cache / "vm/templates").iterdir() if path.name != ".locks"]
+    assert [path.name.startswith(".") for path in kept] == [False]
 
 
 # what hangs
@@ -195,18 +217,32 @@ async def test_a_full_disk_in_the_guest_is_told_and_survived(make: Make, qemu: Q
 
 
 @pytest.fixture
-async def own_cache(qemu_cache: Path, state_dir: Path, make: Make) -> Path:
-    """All of the shared one, and of its templates a copy of the one that boxes are made of now."""
+def empty_cache(qemu_cache: Path, state_dir: Path) -> Path:
+    """All of the shared one but its templates."""
+    own = state_dir / "cache"
+    ignore = shutil.ignore_patterns("templates")
+    shutil.copytree(qemu_cache / "vm", own / "vm", copy_function=os.link, ignore=ignore)
+    return own
+
+
+@pytest.fixture
+async def own_cache(qemu_cache: Path, empty_cache: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a copy of the template that boxes are made of now."""
+    keys, key_of = [], templates.key_of
+
+    def noted(*parts: Any) -> str:
+        keys.append(key_of(*parts))
+        return keys[-1]
+
+    monkeypatch.setattr(templates, "key_of", noted)
     await (await make()).destroy()
-    shared, own = qemu_cache / "vm", state_dir / "cache/vm"
-    shutil.copytree(shared, own, copy_function=os.link, ignore=shutil.ignore_patterns("templates"))
-    used = max(shared.glob("templates/[!.]*/template.json"), key=lambda about: about.stat().st_mtime).parent
-    (own / "templates" / used.name).mkdir(parents=True)
+    used = qemu_cache / "vm/templates" / keys[-1]
+    own = empty_cache / "vm/templates" / used.name
+    own.mkdir(parents=True)
     for file in used.iterdir():
-        copy = own / "templates" / used.name / file.name
-        sparse.copy(file, copy)
-        shutil.copystat(file, copy)
-    return own.parent
+        sparse.copy(file, own / file.name)
+        shutil.copystat(file, own / file.name)
+    return empty_cache
 
 
 @pytest.mark.parametrize("damaged", ["memory", "state"])

@@ -34,10 +34,12 @@ POINTS: dict[str, tuple[Any, str]] = {
     "whole": (Box, "mark_whole"),
 }
 """Where it can be killed: before or after each of these calls."""
+TEMPLATE = {"template.save": (Hypervisor, "save")}
+"""The same, where there is no template yet."""
 
 
 def arm(point: str, after: bool) -> None:
-    owner, name = POINTS[point]
+    owner, name = {**POINTS, **TEMPLATE}[point]
     original = getattr(owner, name)
 
     async def call_async(*args: Any, **options: Any) -> Any:

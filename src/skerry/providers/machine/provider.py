@@ -25,7 +25,7 @@ from skerry.providers.base import (
     Volume,
 )
 from skerry.providers.machine import guest, logs, plan, states
-from skerry.providers.machine.boxes import Box, Disk, all_boxes
+from skerry.providers.machine.boxes import Box, Disk, Meta, all_boxes
 from skerry.providers.machine.creation import Creator, coming_up
 from skerry.providers.machine.images import MachineImages
 from skerry.providers.machine.machinery import Machinery
@@ -269,7 +269,7 @@ class MachineProvider(Provider):
     def _box(self, id: SandboxId) -> Box:
         return Box(self._state_dir, id)
 
-    def _held(self, box: Box) -> Any:
+    def _held(self, box: Box) -> contextlib.AbstractAsyncContextManager[Meta]:
         return box.held(self._timeout_s + _HOLD_S)
 
     def _refuse_ended(self, box: Box) -> None:
