@@ -42,7 +42,7 @@ class NoImages(Sources):
     async def find_kernel(self) -> None:
         return
 
-    async def blank(self, size: int = _MIB) -> Path:
+    async def blank(self, size: int = _MIB, *, journal: bool = False) -> Path:
         path = _file(self.folder / f"{size}.ext4", b"")
         os.truncate(path, size)
         return path

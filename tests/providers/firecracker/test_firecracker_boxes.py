@@ -107,7 +107,7 @@ async def test_a_second_agent_ends_with_its_stream(make: Make) -> None:
 
 
 @pytest.mark.parametrize("party", ["vmm", "warden"])
-async def test_a_box_whose_processes_are_killed_is_dead_and_gone_after_a_destroy(
+async def test_a_box_whose_processes_are_killed_is_stopped_and_gone_after_a_destroy(
     make: Make, provider: Firecracker, world_folder: Path, party: str
 ) -> None:
     sandbox = await make()
@@ -116,10 +116,10 @@ async def test_a_box_whose_processes_are_killed_is_dead_and_gone_after_a_destroy
     process = getattr(vm, party)
     os.kill(process.pid, signal.SIGKILL)
 
-    async def is_dead() -> bool:
-        return (await provider.discover())[sandbox.id].state is BoxState.DEAD
+    async def is_stopped() -> bool:
+        return (await provider.discover())[sandbox.id].state is BoxState.STOPPED
 
-    await eventually(is_dead, "the box is dead")
+    await eventually(is_stopped, "the box is stopped: its disk is there, and it can be started again")
     with pytest.raises(SkerryError):
         await sandbox.exec("true")
     await provider.destroy(sandbox.id)
