@@ -7,8 +7,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
+import tempfile
+from collections.abc import Callable, Iterator
 
 import pytest
 from engines.daemons import Daemon
@@ -21,10 +21,17 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def machines(docker_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMachines:
-    """What the command's own provider has for machines. Its folder's name is one that a shell would take apart."""
+def state_dir() -> Iterator[str]:
+    """Its name is one that a shell would take apart, and short, as it holds sockets."""
+    with tempfile.TemporaryDirectory(prefix="skerry-", dir="/tmp") as folder:
+        yield f"{folder}/it's $HERE"
+
+
+@pytest.fixture
+def machines(docker_daemon: Daemon, monkeypatch: pytest.MonkeyPatch, state_dir: str) -> FakeMachines:
+    """What the command's own provider has for machines."""
     machines = FakeMachines(docker_daemon.address)
-    config = VmDockerConfig(state_dir=str(tmp_path / "it's $HERE"), idle_s=100)
+    config = VmDockerConfig(state_dir=state_dir, idle_s=100)
     load = Config.load_provider
 
     def provider(self: Config, name: str) -> object:
@@ -42,7 +49,7 @@ def test_a_project_without_a_machine_is_an_error_that_says_how(call: Call, machi
 
 
 def test_it_starts_a_machine_if_asked_and_prints_what_a_shell_takes(
-    call: Call, machines: FakeMachines, tmp_path: Path
+    call: Call, machines: FakeMachines, state_dir: str
 ) -> None:
     assert call("docker-env", "alpha", "--start")[0] == 0
     code, out, _ = call("docker-env", "alpha")
@@ -52,7 +59,7 @@ def test_it_starts_a_machine_if_asked_and_prints_what_a_shell_takes(
         ["sh", "-c", 'eval "$1"; printf %s "$DOCKER_HOST"', "sh", out], capture_output=True, check=True, timeout=10
     )
     assert shell.stdout.decode() == shlex.split(out)[1].removeprefix("DOCKER_HOST=")
-    assert shell.stdout.decode().startswith(f"unix://{tmp_path}/it's $HERE/")
+    assert shell.stdout.decode().startswith(f"unix://{state_dir}/")
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="no docker command here")

@@ -92,8 +92,9 @@ def database() -> Iterator[dict[str, str]]:
 def with_images(daemon: Daemon, images: dict[str, str], folder: Path, variable: str) -> Iterator[dict[str, str]]:
     """What a reader with an engine has: an image of that name, and an engine in which a page leaves nothing."""
     ask(daemon.address, "POST", f"/images/{images['busybox']}/tag", {"repo": "busybox", "tag": "latest"})
-    yield {variable: daemon.address}
     settings = {"host": daemon.address, "state_dir": str(folder / "state" / daemon.name)}
+    asyncio.run(clear(providers.load(daemon.name, settings)))
+    yield {variable: daemon.address}
     left = asyncio.run(clear(providers.load(daemon.name, settings)))
     assert left == []
 

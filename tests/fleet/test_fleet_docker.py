@@ -78,6 +78,8 @@ async def crew(
         crew = Crew(manager, docker_daemon, FILE.replace("IMAGE", docker_images["busybox"]))
         yield crew
         await manager.destroy_all()
+        for volume in await manager.volumes():  # the members' data
+            await manager.remove_volume(volume.name)
     assert crew.containers() == []
 
 

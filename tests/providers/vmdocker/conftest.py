@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machines(docker_daemon: Daemon) -> FakeMachines:
-    return FakeMachines(docker_daemon.address)
+def machines(docker_daemon: Daemon) -> Iterator[FakeMachines]:
+    machines = FakeMachines(docker_daemon.address)
+    yield machines
+    machines.wipe()
 
 
 @pytest.fixture

@@ -59,12 +59,23 @@ class FakeMachines(Machines):
             (folder / name).unlink(missing_ok=True)
         if not (folder / "name").exists():
             return
-        project = (folder / "name").read_text()
-        filters = json.dumps({"label": [f"skerry.project={project}"]})
-        address = f"unix://{self._socket}"
-        for each in ask_json(address, "GET", "/containers/json", {"filters": filters}):
+        for id in self._containers(f"skerry.project={(folder / 'name').read_text()}"):
             with suppress(Refused):
-                ask(address, "POST", f"/containers/{each['Id']}/kill")
+                ask(self._address, "POST", f"/containers/{id}/kill")
+
+    def wipe(self) -> None:
+        """What lies on the disks of machines goes with them."""
+        for id in self._containers("skerry=vmdocker", all="1"):
+            with suppress(Refused):
+                ask(self._address, "DELETE", f"/containers/{id}", {"force": "1", "v": "1"})
+
+    @property
+    def _address(self) -> str:
+        return f"unix://{self._socket}"
+
+    def _containers(self, label: str, **query: str) -> list[str]:
+        found = ask_json(self._address, "GET", "/containers/json", {"filters": json.dumps({"label": [label]}), **query})
+        return [each["Id"] for each in found]
 
     def last_words(self, folder: Path) -> str:
         return "the last words of the console"
