@@ -88,5 +88,5 @@ async def test_a_dockerfile_that_cannot_be_read_is_the_callers_to_mend(
 
 async def test_a_provider_without_images_refuses_and_names_those_with(config: Config) -> None:
     manager = AsyncSandboxManager(config)
-    with pytest.raises(Unsupported, match="docker, incus, podman"):
+    with pytest.raises(Unsupported, match="docker, firecracker, incus, podman, qemu"):
         await manager.images(provider="mock")

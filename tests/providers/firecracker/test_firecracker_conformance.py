@@ -21,25 +21,25 @@ from skerry.spec import Spec
 from skerry.vm.firecracker import programs
 
 _START_S = 60.0
+_IS_REQUIRED = "firecracker" in os.environ.get("SKERRY_REQUIRE", "").split(",")
+
+try:
+    programs.find("firecracker", "jailer")
+    programs.check_device()
+except ProviderUnavailable as error:
+    if not _IS_REQUIRED:
+        pytest.skip(f"the whole suite: {error.reason}", allow_module_level=True)
 
 
 @pytest.fixture(scope="session")
 def firecracker_cache(request: pytest.FixtureRequest) -> Path:
     """With a kernel and the image `minimal`; templates are kept there for the next run."""
-    required = "firecracker" in os.environ.get("SKERRY_REQUIRE", "").split(",")
-    try:
-        programs.find("firecracker", "jailer")
-        programs.check_device()
-    except ProviderUnavailable as error:
-        if required:
-            raise
-        pytest.skip(f"no firecracker binary, or no KVM: {error.reason}")
     request.getfixturevalue("vm_image")
     cache: Path = request.getfixturevalue("vm_cache").parent
     try:
         asyncio.run(Firecracker(FirecrackerConfig(cache_dir=str(cache))).check())
     except ProviderUnavailable as error:
-        if required:
+        if _IS_REQUIRED:
             raise
         pytest.skip(error.reason)
     return cache
