@@ -150,11 +150,11 @@ class LifecycleTests(Suite):
     async def test_a_box_whose_agent_ended_is_an_error_not_a_result(
         self, provider: Provider, sandbox: AsyncSandbox
     ) -> None:
-        async def use_until_it_fails() -> None:
+        async def end_it_and_use_it() -> None:
+            await sandbox.call("shutdown")  # whose own answer may die with the box on its way
             for _ in range(1000):
                 await sandbox.exec(["true"])
 
-        await sandbox.call("shutdown")
         with pytest.raises(SkerryError) as caught:
-            await use_until_it_fails()
+            await end_it_and_use_it()
         assert caught.value.code in ("agent_unreachable", "call_interrupted", "not_found")
