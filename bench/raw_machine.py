@@ -31,10 +31,17 @@ class RawMachine:
         process = Path(f"/proc/{vm.vmm.pid}")
         self._argv = process.joinpath("cmdline").read_bytes().split(b"\0")[:-1]
         told = b"\n".join(self._argv)
-        self._files = {int(number): os.readlink(process / "fd" / number.decode()) for number in _FILE.findall(told)}
+        # open from now on, as some of them go with the machine
+        self._files = {
+            int(number): os.open(process / "fd" / number.decode(), os.O_RDONLY) for number in set(_FILE.findall(told))
+        }
         self._kept = kept
         for name in _NAME.findall(told):
             shutil.copyfile(folder.path / name.decode(), kept / name.decode())
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
 
     def boot(self) -> float:
         """Seconds from the start of the process to the guest's first words."""
@@ -46,7 +53,7 @@ class RawMachine:
             monitor.bind(f"{place}/qmp.sock")
             monitor.listen()
             given = {CHANNEL_FD: theirs.fileno(), LISTEN_FD: monitor.fileno()}
-            given |= {number: os.open(path, os.O_RDONLY) for number, path in self._files.items()}
+            given |= self._files
             with ours, theirs, monitor:
                 start = time.perf_counter()
                 pid = self._spawn(place, given)
@@ -56,8 +63,6 @@ class RawMachine:
                 finally:
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
-                    for number in self._files:
-                        os.close(given[number])
 
     def _spawn(self, place: str, given: dict[int, int]) -> int:
         high = {number: os.dup2(fd, _HIGH_FD + number, inheritable=False) for number, fd in given.items()}

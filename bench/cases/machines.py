@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -114,13 +114,14 @@ async def _boots(provider: Provider, cloning: Provider, state: Path, rounds: int
     with TemporaryDirectory(prefix="skerry-bench-") as kept:
         async with _box(provider) as (sandbox, _):
             raw = RawMachine(VmFolder(state / sandbox.id / "vm"), Path(kept))
-        for _ in range(rounds):
-            boots.raw.append(await asyncio.to_thread(raw.boot))
-            async with _box(provider) as (_, took):
-                boots.cold.append(took)
-            for _ in range(_CLONES_A_BOOT):
-                async with _box(cloning) as (_, took):
-                    boots.clones.append(took)
+        with closing(raw):
+            for _ in range(rounds):
+                boots.raw.append(await asyncio.to_thread(raw.boot))
+                async with _box(provider) as (_, took):
+                    boots.cold.append(took)
+                for _ in range(_CLONES_A_BOOT):
+                    async with _box(cloning) as (_, took):
+                        boots.clones.append(took)
     return boots
 
 
