@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from skerry.errors import ProviderError
 
@@ -19,6 +22,17 @@ def take(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Hold a folder meanwhile. Raises BlockingIOError if another has it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def wait(fd: int, timeout_s: float, held: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import tempfile
@@ -16,6 +15,7 @@ from skerry import transfers
 from skerry.agent.client import AgentClient
 from skerry.agent.guest import trees
 from skerry.errors import Conflict, NotFound, ProviderError, SkerryError
+from skerry.host import locks
 from skerry.providers import layout
 from skerry.providers.base import Snapshot
 from skerry.providers.engine import image_config, tars
@@ -119,26 +119,15 @@ class Snapshots:
     @contextmanager
     def _aside(self) -> Iterator[Path]:
         self._cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self._cache) as folder, _locked(Path(folder)):
+        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self._cache) as folder, locks.holding(Path(folder)):
             yield Path(folder)
 
     def _remove_asides(self) -> None:
         for folder in self._cache.glob(f"{_ASIDE}*"):
             with suppress(OSError):  # it is in use, or gone
                 if is_abandoned(folder.stat().st_mtime):
-                    with _locked(folder):
+                    with locks.holding(folder):
                         shutil.rmtree(folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """For as long as this program lives. Raises if another has it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _instance(box: Inspected) -> str:

@@ -40,7 +40,7 @@ class Shelf:
         with ExitStack() as held:
             with self._alone():
                 folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self.folder)))
-                held.enter_context(_held(folder))
+                held.enter_context(locks.holding(folder))
             yield folder
 
     def put(self, made: Path, name: str) -> Path:
@@ -60,7 +60,7 @@ class Shelf:
             with self._alone():
                 for folder in self.folder.glob(f"{_ASIDE}*"):
                     with suppress(OSError):
-                        held.enter_context(_held(folder))
+                        held.enter_context(locks.holding(folder))
                         abandoned.append(folder)
             for folder in abandoned:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -76,17 +76,7 @@ class Shelf:
             os.close(fd)
 
     def _open_lock(self, name: str) -> int:
-        locks = self.folder / _LOCKS
-        locks.mkdir(parents=True, exist_ok=True)
-        file = locks / hashlib.sha256(name.encode()).hexdigest()[:32]
+        place = self.folder / _LOCKS
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / hashlib.sha256(name.encode()).hexdigest()[:32]
         return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
