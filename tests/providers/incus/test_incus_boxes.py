@@ -153,6 +153,29 @@ async def test_a_pool_with_quotas_holds_the_disk(make: Make, incus_daemon: Incus
     await sandbox.destroy(volumes=True)
 
 
+async def test_a_box_that_filled_its_disk_to_the_last_byte_stops_starts_and_goes(
+    make: Make, incus_daemon: Incusd, cache: Path
+) -> None:
+    """Incus writes to a box's disk as it stops it and as it starts it: a quota that is reached does not let it."""
+    pool = incus_daemon.add_pool_with_quotas()
+    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
+    sandbox = await make(provider, disk="24M")
+    fill = """
+    dd if=/dev/zero of=big bs=1M count=64; sync
+    for i in $(seq 2000); do dd if=/dev/urandom of=small-$i bs=1500 count=1 || break; done; sync
+    for i in $(seq 2000); do echo x > tiny-$i || break; done; sync
+    """
+    for _ in range(2):
+        assert b"quota exceeded" in (await sandbox.exec(fill, timeout_s=60)).stderr
+        await provider.stop(sandbox.id)
+        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
+        await provider.start(sandbox.id, sandbox.spec)
+        assert (await sandbox.exec("rm big && sync && echo x > tiny")).ok
+    await sandbox.exec(fill, timeout_s=60)
+    await sandbox.destroy()
+    assert sandbox.id not in await provider.discover()
+
+
 async def test_a_pool_that_is_a_folder_holds_no_disk_and_says_so(make: Make) -> None:
     with pytest.raises(Unsupported, match="'dir'"):
         await make(disk="64M")

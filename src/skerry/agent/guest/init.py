@@ -38,6 +38,18 @@ def write(path: str, text: str) -> None:
         sys.stderr.write(f"{path}: {error.strerror}\n")
 
 
+def reserve(path: str, size: int) -> None:
+    """Room that is the engine's: it writes into the box's disk as it stops and starts it, and one that the box has
+    filled does not let it. It gives this up then. Random bytes, as no disk makes less of them."""
+    try:
+        with open(path, "xb", buffering=0) as file:
+            file.write(posix.urandom(size))
+    except FileExistsError:
+        pass  # since an earlier start
+    except OSError as error:
+        sys.stderr.write(f"{path}: {error.strerror}\n")
+
+
 def prepare(config: dict[str, Any]) -> None:
     from skerry_agent import network, owned, users  # type: ignore[import-not-found]
 
@@ -55,6 +67,8 @@ def prepare(config: dict[str, Any]) -> None:
             raise SystemExit(f"{path} {error.strerror}") from None
     for path, text in config["files"]:
         write(path, text)
+    if config["reserve"]:
+        reserve(*config["reserve"])
     if uid or gid:
         posix.setgroups([])
         posix.setgid(gid)

@@ -29,6 +29,9 @@ fsetid ipc_lock ipc_owner kill lease linux_immutable mac_admin mac_override mkno
 net_broadcast net_raw perfmon setfcap setgid setpcap setuid sys_admin sys_boot sys_chroot sys_module sys_nice sys_pacct
 sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm
 """
+RESERVE = "/.skerry-reserve"
+"""Room on a box's disk that Incus needs to stop and to start it, however full the box has made it."""
+_RESERVE_BYTES = 1 << 20
 _PERIOD_MS = 100
 _SOCKET_ROOM = "64k"
 _MASK = "ro,nosuid,nodev,noexec,optional,"
@@ -131,6 +134,7 @@ def agent_config(spec: Spec, frame: Frame) -> dict[str, Any]:
             "cwd": frame.image.folder or layout.HOME,
             "folders": [(layout.HOME, 0o755), *((each.target, each.mode) for each in frame.volumes)],
             "files": [("/etc/resolv.conf", f"nameserver {frame.card.resolver}\n")] if frame.card else [],
+            "reserve": (RESERVE, _RESERVE_BYTES) if frame.has_quotas else None,
         },
     }
 
@@ -151,7 +155,8 @@ def _environment(spec: Spec, image: ImageConfig) -> dict[str, str]:
 def _devices(spec: Spec, frame: Frame) -> dict[str, dict[str, str]]:
     root = {"type": "disk", "path": "/", "pool": frame.pool}
     if frame.has_quotas:  # which count the image too
-        root["size"] = str(frame.limits.disk + (frame.image.size if spec.disk is not None else 0))
+        image_size = frame.image.size if spec.disk is not None else 0
+        root["size"] = str(frame.limits.disk + image_size + _RESERVE_BYTES)
     devices = {"root": root, **frame.runtime, **frame.volume_devices}
     if frame.card is not None:
         devices["eth0"] = frame.card.device

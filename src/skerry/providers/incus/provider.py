@@ -11,7 +11,15 @@ from typing import Any, NoReturn
 
 from skerry.agent.client import AgentClient
 from skerry.agent.stream import Stream
-from skerry.errors import AgentError, CreateFailed, NotFound, ProviderError, ProviderUnavailable, SkerryError
+from skerry.errors import (
+    AgentError,
+    CreateFailed,
+    LimitReached,
+    NotFound,
+    ProviderError,
+    ProviderUnavailable,
+    SkerryError,
+)
 from skerry.providers import layout
 from skerry.providers.base import (
     BoxChange,
@@ -26,7 +34,7 @@ from skerry.providers.base import (
     Snapshot,
     Volume,
 )
-from skerry.providers.incus import instances, logs, watching
+from skerry.providers.incus import instances, logs, profile, watching
 from skerry.providers.incus.api import FIX, PROVIDER, Api
 from skerry.providers.incus.creation import Creator
 from skerry.providers.incus.images import Images
@@ -134,13 +142,14 @@ class Incus(Provider):
                 while time.monotonic() < end:  # until its end breaks the stream
                     await client.call("ping", type=dict[str, Any], timeout_s=_GRACE_S)
                     await asyncio.sleep(_LOOK_S)
-        await self._switch(id, "stop", force=True)
+        with suppress(LimitReached):  # a full disk keeps Incus from writing to it, and the box has ended before that
+            await self._switch(id, "stop", force=True)
         await self._until_stopped(id)
 
     async def start(self, id: SandboxId, spec: Spec) -> None:
         info = await self._info()
         try:
-            await self._switch(id, "start")
+            await self._start(id)
         except ProviderError as error:
             await self._fail(id, error)
         async with self._answering(id, spec, info) as client:
@@ -152,6 +161,17 @@ class Incus(Provider):
 
     async def resume(self, id: SandboxId) -> None:
         await self._switch(id, "unfreeze")
+
+    async def _start(self, id: SandboxId) -> None:
+        """Incus writes to the disk of what it starts: one that is full is given the room that was kept for this."""
+        try:
+            await self._switch(id, "start")
+        except (LimitReached, ProviderError) as error:
+            try:
+                await self._api.do("DELETE", f"{instances.path(id)}/files", query={"path": profile.RESERVE})
+            except NotFound:
+                raise error from None
+            await self._switch(id, "start")
 
     async def _switch(self, id: SandboxId, action: str, *, force: bool = False) -> None:
         """Change a box's state; quiet if it is in that one."""
@@ -255,7 +275,7 @@ class Incus(Provider):
         force = {"action": "stop", "force": True, "timeout": int(_REMOVE_TIMEOUT_S)}
         while time.monotonic() < end:
             try:
-                with suppress(AsItWas):
+                with suppress(AsItWas, LimitReached):  # as in `stop`
                     await self._api.do("PUT", f"{instances.path(id)}/state", json=force, timeout_s=_REMOVE_TIMEOUT_S)
                 await self._api.do("DELETE", instances.path(id), timeout_s=_REMOVE_TIMEOUT_S)
             except NotFound:

@@ -10,8 +10,12 @@ _MAX_MESSAGE = 2000
 
 _NO_ROOM: tuple[tuple[tuple[str, ...], str], ...] = (
     (
-        ("no space left on device", "disk quota exceeded", "not enough free space", "insufficient free space"),
+        ("no space left on device", "not enough free space", "insufficient free space"),
         "its storage is full: free some room in the pool, or choose another one",
+    ),
+    (
+        ("disk quota exceeded",),
+        "the disk of the box is full: remove files there, or make one with a larger disk=",
     ),
     (
         ("cannot allocate memory", "out of memory"),
