@@ -71,6 +71,12 @@ async def test_commands_run_as_the_user_that_is_asked_for(make: Make) -> None:
     assert (await numbered.exec("id -u; touch ~/mine && echo made")).text == "2000\nmade\n"
 
 
+async def test_root_does_what_package_managers_and_servers_do(make: Make) -> None:
+    sandbox = await make(user="root", writable_root=True)
+    script = "echo x > /usr/f && chown 33:44 /usr/f && chmod 600 /usr/f && cat /usr/f && stat -c %u:%g /usr/f"
+    assert (await sandbox.exec(script)).text == "x\n33:44\n"
+
+
 async def test_data_has_one_user_at_a_time(make: Make, qemu: Qemu) -> None:
     first = await make(data=True, name="work")
     with pytest.raises(Conflict, match=first.id):

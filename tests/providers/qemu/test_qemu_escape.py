@@ -109,18 +109,20 @@ async def test_nothing_of_the_host_is_in_the_machine(
     assert host.state() == before
 
 
-async def test_the_user_of_a_machine_is_not_its_root(make: Make) -> None:
-    sandbox = await make()
+@pytest.mark.parametrize(("user", "capabilities"), [(None, "0000000000000000"), ("root", "00000000a00004fb")])
+async def test_no_user_of_a_machine_rules_it(make: Make, user: str | None, capabilities: str) -> None:
+    sandbox = await make(**({} if user is None else {"user": user}))
     status = (await sandbox.exec("cat /proc/self/status")).text
-    assert "CapEff:\t0000000000000000" in status
+    for kind in ("CapEff", "CapPrm", "CapBnd"):
+        assert f"{kind}:\t{capabilities}" in status
     assert "NoNewPrivs:\t1" in status
     attempts = {
         "the disks": "cat /dev/vd*",
         "the channel": "cat /dev/vport* /dev/virtio-ports/*",
-        "the console": "echo x > /dev/ttyS0",
+        "the console": "test -c /dev/ttyS0 && echo x > /dev/ttyS0",
         "memory": "cat /dev/mem",
         "the kernel's log": "cat /dev/kmsg",
-        "its files": "ls /proc/1/root/",
+        "the first process": "ls /proc/1/root/run/skerry",
         "a mount": "mount -t tmpfs none /tmp",
         "a kernel setting": "echo 1 > /proc/sys/kernel/panic",
         "a panic": "echo c > /proc/sysrq-trigger",

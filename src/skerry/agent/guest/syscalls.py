@@ -13,10 +13,23 @@ _DETACH = 2
 _SET_NO_NEW_PRIVS, _DROP_FROM_BOUNDING_SET = 38, 24
 _CAPABILITY_VERSION = 0x20080522
 _INVALID = 22
+_CHOWN, _DAC_OVERRIDE, _FOWNER, _FSETID, _KILL, _SETGID, _SETUID, _BIND, _AUDIT, _SETFCAP = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+    7,
+    10,
+    29,
+    31,
+)
+_OF_ROOT = (_CHOWN, _DAC_OVERRIDE, _FOWNER, _FSETID, _KILL, _SETGID, _SETUID, _BIND, _AUDIT, _SETFCAP)
+"""What package managers and servers need of root. None of it reaches beyond the files and processes of the box."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _version = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-_no_capability = (ctypes.c_uint32 * 6)()
 
 
 def _call(name: str, *args: object) -> int:
@@ -67,13 +80,18 @@ def enter(path: str, flags: int) -> None:
         posix.close(fd)
 
 
+def _prctl(what: int, value: int) -> None:
+    _call("prctl", what, *(ctypes.c_ulong(each) for each in (value, 0, 0, 0)))
+
+
 def bar_privileges() -> None:
-    """Nothing that this process starts can have what it does not have itself, and no program gives it more."""
-    none = [ctypes.c_ulong(0)] * 3
-    _call("prctl", _SET_NO_NEW_PRIVS, ctypes.c_ulong(1), *none)
+    """Nothing that this process starts can have more than root of a box has, and no program gives it more."""
+    _prctl(_SET_NO_NEW_PRIVS, 1)
     for capability in range(64):
+        if capability in _OF_ROOT:
+            continue
         try:
-            _call("prctl", _DROP_FROM_BOUNDING_SET, ctypes.c_ulong(capability), *none)
+            _prctl(_DROP_FROM_BOUNDING_SET, capability)
         except OSError as error:
             if error.errno != _INVALID:
                 raise
@@ -81,11 +99,18 @@ def bar_privileges() -> None:
 
 
 def give_up_privileges(uid: int, gid: int) -> None:
-    """Be that user for good: no capability, no other group, and, after `bar_privileges`, no way back."""
+    """Be that user for good: no other group, no capability unless it is root, and, after `bar_privileges`, no way
+    back."""
+    kept = 0
+    for capability in _OF_ROOT:
+        if uid == 0:
+            kept |= 1 << capability
+        else:
+            _prctl(_DROP_FROM_BOUNDING_SET, capability)
     posix.setgroups([])
     posix.setresgid(gid, gid, gid)
     posix.setresuid(uid, uid, uid)
-    _call("capset", _version, _no_capability)
+    _call("capset", _version, (ctypes.c_uint32 * 6)(kept, kept))
 
 
 def end_machine(how: int) -> None:

@@ -19,6 +19,7 @@ from skerry.providers.machine.machinery import Kind, Machinery
 from skerry.providers.machine.reach import Reach
 from skerry.providers.machine.snapshots import Snapshots, Taken
 from skerry.providers.machine.sources import Source, Sources
+from skerry.providers.machine.turns import Turns
 from skerry.providers.machine.volumes import Volumes
 from skerry.providers.volume_plan import Wanted
 from skerry.spec import SandboxId, Spec
@@ -30,6 +31,8 @@ _DISK = "disk"
 _BASE = "base.ext4"
 _LEAST_WITH_JOURNAL = 128 << 20
 """Smaller disks have no room for one."""
+_TURN_S = 10.0
+"""A machine that takes longer to come up has most likely something to wait for, and keeps no other from it."""
 
 
 class Creator:
@@ -52,6 +55,7 @@ class Creator:
         self._reach = reach
         self._volumes = volumes
         self._snapshots = snapshots
+        self._turns = Turns(len(os.sched_getaffinity(0)), _TURN_S)
 
     async def make(self, box: Box, spec: Spec, limits: Limits, data_size: int) -> None:
         """A box that was never there. Its disk is made first, so that a later start finds it."""
@@ -85,11 +89,12 @@ class Creator:
         machine = _machine(source, disk.drive, limits, can, spec)
         kind = Kind(contents=source.contents, blank=await self._sources.blank(), folder=box.template)
         prepared = plan.preparation(spec, limits, source, meta)
-        async with self._machinery.started(box.vm, machine, plan.host_limits(limits, can), kind) as client:
-            await guest.become(client, plan.hostname(box.id), plan.machine_id(box.id), prepared)
-        async with self._reach.first_client(box) as agent:
-            if spec.env:
-                await agent.call("set_env", {"env": spec.env}, type=dict[str, Any])
+        async with self._turns.one():
+            async with self._machinery.started(box.vm, machine, plan.host_limits(limits, can), kind) as client:
+                await guest.become(client, plan.hostname(box.id), plan.machine_id(box.id), prepared)
+            async with self._reach.first_client(box) as agent:
+                if spec.env:
+                    await agent.call("set_env", {"env": spec.env}, type=dict[str, Any])
         box.mark_whole()
 
     async def _base(self, box: Box, taken: Taken | None, size: int) -> Path:
