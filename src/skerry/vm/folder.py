@@ -20,8 +20,8 @@ import msgspec
 
 from skerry.agent import dial
 from skerry.agent.stream import Stream
-from skerry.errors import AgentUnreachable, Conflict, CreateFailed
-from skerry.host import locks
+from skerry.errors import AgentUnreachable
+from skerry.host import folders, locks
 from skerry.host.processes import Process, boot_id
 from skerry.vm.base import CHANNEL, CONSOLE, READY_PORT
 
@@ -77,13 +77,7 @@ class VmFolder:
         return self.path / CONSOLE
 
     def make(self) -> None:
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700)
-        except FileExistsError:
-            raise Conflict(f"there is already a machine in {self.path}") from None
-        except OSError as error:
-            raise CreateFailed(f"the machine's folder cannot be made: {error}") from error
+        folders.make_new(self.path, f"a machine in {self.path}")
         (self.path / _LOCK).touch(mode=0o600)
 
     @contextlib.contextmanager

@@ -29,8 +29,6 @@ from skerry.providers.base import (
     BoxStatus,
     Capability,
     Enforcement,
-    Image,
-    ImageBuild,
     Isolation,
     OnProgress,
     Provider,
@@ -43,6 +41,7 @@ from skerry.providers.engine.habits import Habits
 from skerry.providers.engine.reach import Reach, check_running
 from skerry.providers.engine.runtime import Runtime
 from skerry.providers.engine.settings import EngineConfig
+from skerry.providers.image_verbs import ImageVerbs
 from skerry.spec import SandboxId, Spec
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ _REMOVE_TIMEOUT_S = 60.0
 _LOG_TAIL = 50
 
 
-class EngineProvider(Provider):
+class EngineProvider(ImageVerbs, Provider):
     isolation = Isolation.CONTAINER
     capabilities = frozenset(Capability)
     honours = frozenset({"image", "runtime", "writable_root", "data", "cache", "cache_paths", "snapshot"})
@@ -255,23 +254,8 @@ class EngineProvider(Provider):
     async def remove_volume(self, name: str) -> None:
         await self._volumes.remove(name)
 
-    async def images(self) -> Sequence[Image]:
-        return await self._images.images()
-
-    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
-        return await self._images.build_image(build, on_progress)
-
-    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.pull_image(name, on_progress)
-
-    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.import_image(source, name, on_progress)
-
     async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
         await self._images.export_image(name, target, on_progress)
-
-    async def remove_image(self, name: str, *, force: bool = False) -> None:
-        await self._images.remove_image(name, force=force)
 
     async def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
         query = {"stdout": True, "stderr": True, "follow": follow, "tail": "all" if tail is None else str(tail)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import os
 import secrets
 import tarfile
@@ -16,6 +15,7 @@ import msgspec
 from skerry.agent import runtime
 from skerry.errors import Conflict, NotFound
 from skerry.providers import layout
+from skerry.providers.engine import tars
 from skerry.providers.engine.api import Engine
 from skerry.providers.engine.scratch import scratch
 
@@ -119,12 +119,12 @@ class Runtime:
             entry.uname = entry.gname = ""
             return entry
 
-        content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w") as archive:
+        def fill(archive: tarfile.TarFile) -> None:
             for name, folder in (self._folders or {}).items():
                 archive.add(folder, name, filter=plain)
             run = tarfile.TarInfo(os.path.basename(layout.RUN))
             run.type, run.mode = tarfile.DIRTYPE, 0o1777  # runc gives a tmpfs the mode of what it covers
             archive.addfile(run)
             archive.addfile(tarfile.TarInfo(sight))
-        return content.getvalue()
+
+        return tars.tar(fill)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from functools import cached_property
 from typing import Any, NoReturn
 
 from skerry.agent.client import AgentClient
@@ -26,14 +26,12 @@ from skerry.providers.base import (
     BoxStatus,
     Capability,
     Enforcement,
-    Image,
-    ImageBuild,
     Isolation,
-    OnProgress,
     Provider,
     Snapshot,
     Volume,
 )
+from skerry.providers.image_verbs import ImageVerbs
 from skerry.providers.incus import instances, logs, profile, watching
 from skerry.providers.incus.api import FIX, PROVIDER, Api
 from skerry.providers.incus.creation import Creator
@@ -55,7 +53,7 @@ _REMOVE_TIMEOUT_S = 60.0
 _LOOK_S = 0.01
 
 
-class Incus(Provider):
+class Incus(ImageVerbs, Provider):
     name = PROVIDER
     isolation = Isolation.CONTAINER
     capabilities = frozenset(Capability)
@@ -69,7 +67,6 @@ class Incus(Provider):
         self._runtime = Runtime(self._api, self._config.cache())
         self._reach = Reach(self._api, self._runtime)
         self._volumes = Volumes(self._api)
-        self._images = Images(self._api)
         self._snapshots = Snapshots(self._api)
         networks = Networks(self._api, self._config.network)
         self._creator = Creator(
@@ -81,6 +78,10 @@ class Incus(Provider):
         if self._known_info is None:
             self._known_info = await look(self._api, self._config.pool)
         return self._known_info
+
+    @cached_property
+    def _images(self) -> Images:
+        return Images(self._api)
 
     # the five verbs
 
@@ -210,21 +211,6 @@ class Incus(Provider):
 
     async def remove_volume(self, name: str) -> None:
         await self._volumes.remove((await self._info()).pool, name)
-
-    async def images(self) -> Sequence[Image]:
-        return await self._images.images()
-
-    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
-        return await self._images.build_image(build, on_progress)
-
-    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.pull_image(name, on_progress)
-
-    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.import_image(source, name, on_progress)
-
-    async def remove_image(self, name: str, *, force: bool = False) -> None:
-        await self._images.remove_image(name, force=force)
 
     def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
         return logs.read(self._api, id, follow=follow, tail=tail)

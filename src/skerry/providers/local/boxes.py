@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound
-from skerry.host import locks
+from skerry.errors import InvalidSpec, NotFound
+from skerry.host import folders, locks
 from skerry.host.processes import Process, boot_id
 from skerry.spec import SandboxId, parse_id
 
@@ -44,13 +44,7 @@ class Box:
         """While the box is locked: a tool that inherits it keeps the lock until it has ended, even if we are killed."""
 
     def make(self) -> None:
-        try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o700)
-        except FileExistsError:
-            raise Conflict(f"there is already a box {self.id}") from None
-        except OSError as error:
-            raise CreateFailed(f"the box's folder cannot be made: {error}") from error
+        folders.make_new(self.path, f"a box {self.id}")
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float) -> Iterator[bool]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, CreateFailed, InvalidSpec, NotFound
-from skerry.host import locks
+from skerry.errors import InvalidSpec, NotFound
+from skerry.host import folders, locks
 from skerry.spec import SandboxId, parse_id
 from skerry.vm.base import Drive
 from skerry.vm.folder import VmFolder
@@ -63,13 +63,7 @@ class Box:
         """Where a template is made if this box is the first that wants it: whoever ends the box ends that too."""
 
     def make(self) -> None:
-        try:
-            self.path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o711)
-        except FileExistsError:
-            raise Conflict(f"there is already a box {self.id}") from None
-        except OSError as error:
-            raise CreateFailed(f"the box's folder cannot be made: {error}") from error
+        folders.make_new(self.path, f"a box {self.id}", mode=0o711)
 
     @contextlib.asynccontextmanager
     async def locked(self, timeout_s: float) -> AsyncIterator[bool]:

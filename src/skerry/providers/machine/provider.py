@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,14 +17,12 @@ from skerry.providers.base import (
     BoxStatus,
     Capability,
     Enforcement,
-    Image,
-    ImageBuild,
     Isolation,
-    OnProgress,
     Provider,
     Snapshot,
     Volume,
 )
+from skerry.providers.image_verbs import ImageVerbs
 from skerry.providers.machine import guest, logs, plan, states
 from skerry.providers.machine.boxes import Box, Disk, Meta, all_boxes
 from skerry.providers.machine.creation import Creator, coming_up
@@ -48,7 +47,7 @@ _HOLD_S = 30.0
 """How long somebody else may be at a box beyond the time that it takes to start one."""
 
 
-class MachineProvider(Provider):
+class MachineProvider(ImageVerbs, Provider):
     """A subclass has a name and says which hypervisor runs its machines."""
 
     isolation = Isolation.VM
@@ -65,7 +64,6 @@ class MachineProvider(Provider):
         cache = self._config.cache() / "vm"
         self._sources = Sources(cache)
         self._hypervisor = self.hypervisor(cache)
-        self._images = MachineImages(cache, self._state_dir)
         self._reach = Reach()
         self._volumes = Volumes(self._state_dir)
         self._snapshots = Snapshots(self._state_dir)
@@ -80,6 +78,10 @@ class MachineProvider(Provider):
             self._volumes,
             self._snapshots,
         )
+
+    @cached_property
+    def _images(self) -> MachineImages:
+        return MachineImages(self._config.cache() / "vm", self._state_dir)
 
     # what a subclass says
 
@@ -236,21 +238,6 @@ class MachineProvider(Provider):
 
     async def remove_volume(self, name: str) -> None:
         self._volumes.remove(name)
-
-    async def images(self) -> Sequence[Image]:
-        return await self._images.images()
-
-    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
-        return await self._images.build_image(build, on_progress)
-
-    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.pull_image(name, on_progress)
-
-    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
-        return await self._images.import_image(source, name, on_progress)
-
-    async def remove_image(self, name: str, *, force: bool = False) -> None:
-        await self._images.remove_image(name, force=force)
 
     @property
     def kernels(self) -> KernelStore:
