@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from skerry.errors import ConfigError, NotFound, ProviderUnavailable
+from skerry.providers import points
 from skerry.providers.base import Provider
 
 GROUP = "skerry.providers"
@@ -17,22 +18,32 @@ GROUP = "skerry.providers"
 
 def names() -> list[str]:
     """The names of all installed providers."""
-    return sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)})
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group=GROUP)})
 
 
 @cache
 def provider_class(name: str) -> type[Provider]:
     """The class behind a name; its own dependencies are imported here, and named if they are missing."""
-    points = importlib.metadata.entry_points(group=GROUP, name=name)
-    if not points:
+    where = points.find(GROUP, name) or _from_elsewhere(name)
+    if where is None:
         raise NotFound(f"no provider is called {name!r}; there are: {', '.join(names())}")
+    module, _, attribute = where.partition(":")
     try:
-        loaded: type[Provider] = next(iter(points)).load()
+        loaded: type[Provider] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise ProviderUnavailable(
             name, f"the Python package {error.name!r} is missing", fix=f"pip install 'skerry[{name}]'"
         ) from error
     return loaded
+
+
+def _from_elsewhere(name: str) -> str | None:
+    """From a package that is no plain folder, such as an archive."""
+    from importlib.metadata import entry_points
+
+    return next((point.value for point in entry_points(group=GROUP, name=name)), None)
 
 
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Provider:
