@@ -353,8 +353,8 @@ def test_process_is_reaped_even_if_the_loop_ends_right_after_close() -> None:
         stream.close()
         return stream._child.pid
 
+    before = set(threading.enumerate())
     pid = asyncio.run(dial_and_close())
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(5)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
     assert not is_there(pid)

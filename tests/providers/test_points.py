@@ -27,14 +27,14 @@ def test_a_provider_of_another_package_is_found_and_what_is_broken_is_passed_ove
         ("b.dist-info", b"[console_scripts]\nmine = wrong:Place\n"),
         (
             "c.dist-info",
-            b"[x]\ny = z\n[skerry.providers]\n# one\nmine = their_package.boxes:Boxes [extra]\n[more]\nmine = wrong:Too\n",
+            b"[x]\ny = z\n[skerry.providers]\n# one\nmine = theirs.boxes:Boxes [extra]\n[more]\nmine = wrong:Too\n",
         ),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "entry_points.txt").write_bytes(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "not-there")
-    assert points.find(providers.GROUP, "mine") == "their_package.boxes:Boxes"
+    assert points.find(providers.GROUP, "mine") == "theirs.boxes:Boxes"
     assert points.find(providers.GROUP, "yours") is None
 
 
