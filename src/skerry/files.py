@@ -30,6 +30,7 @@ T = TypeVar("T")
 _LONG_S = 3600.0
 _CHUNK = 1 << 20
 MAX_ENTRIES = 1_000_000
+MAX_LISTED = 1 << 28
 MAX_READ = 1 << 30
 MAX_DOWNLOAD = 16 << 30
 
@@ -164,8 +165,10 @@ class AsyncFiles:
         call = client.open("read_file", {**path_params(path), "offset": offset, "length": length})
         count = 0
         try:
-            async for _, data in call.chunks():
+            async for fd, data in call.chunks():
                 count += len(data)
+                if fd != 1 or (length is not None and count > length):
+                    raise AgentProtocolError("the agent sent what was not asked for. Destroy this sandbox")
                 yield data
             _check_whole(await call.result(_Sent), count)
         finally:
@@ -224,10 +227,12 @@ class AsyncFiles:
     async def list(self, path: AnyPath = ".", *, depth: int = 1) -> list[FileInfo]:
         """What is in a folder, sorted, parents before children."""
         found = []
+        letters = 0
         async for info in self.iter_list(path, depth=depth):
             found.append(info)
-            if len(found) > MAX_ENTRIES:
-                raise LimitReached(f"more than {MAX_ENTRIES} entries; use iter_list")
+            letters += len(info.path) + len(info.name) + len(info.target or "")
+            if len(found) > MAX_ENTRIES or letters > MAX_LISTED:
+                raise LimitReached(f"more than {MAX_ENTRIES} entries, or very long names; use iter_list")
         return found
 
     async def iter_list(self, path: AnyPath = ".", *, depth: int = 1) -> AsyncIterator[FileInfo]:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Body = bytes | AsyncIterator[bytes]
 
 _MAX_HEAD = 64 * 1024
-MAX_BODY = 256 * 1024 * 1024
+MAX_BODY = 64 * 1024 * 1024
 """What an answer that is taken whole may have; longer ones are streamed."""
 _CHUNK = 1 << 16
 
@@ -55,6 +55,8 @@ class _Connection:
         self._sock = sock
         self._tls = tls
         self._kept = b""
+        self._at = 0
+        """How much of that was used."""
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -66,28 +68,33 @@ class _Connection:
 
     async def receive(self, most: int = _CHUNK) -> bytes:
         """Some bytes; none at the end."""
-        if not self._kept:
-            self._kept = await (
-                self._loop.sock_recv(self._sock, _CHUNK) if self._tls is None else self._tls[0].read(_CHUNK)
-            )
-        data, self._kept = self._kept[:most], self._kept[most:]
+        if self._at >= len(self._kept):
+            self._kept, self._at = await self._more(), 0
+        data = self._kept[self._at : self._at + most]
+        self._at += len(data)
         return data
+
+    async def _more(self) -> bytes:
+        if self._tls is None:
+            return await self._loop.sock_recv(self._sock, _CHUNK)
+        return await self._tls[0].read(_CHUNK)
 
     async def line(self, end: bytes) -> bytes:
         """All up to `end`, without it."""
-        found = b""
-        while end not in found:
-            piece = await self.receive()
-            if not piece or len(found) > _MAX_HEAD:
-                raise HttpError("it was cut short" if not piece else "a line is too long")
-            found += piece
-        line, _, rest = found.partition(end)
-        self._kept = rest + self._kept
+        while (found := self._kept.find(end, self._at)) < 0:
+            self._kept, self._at = self._kept[self._at :], 0
+            if len(self._kept) > _MAX_HEAD:
+                raise HttpError("a line is too long")
+            piece = await self._more()
+            if not piece:
+                raise HttpError("it was cut short")
+            self._kept += piece
+        line, self._at = self._kept[self._at : found], found + len(end)
         return line
 
     def detach(self) -> tuple[int, bytes]:
         """The descriptor, which is then the caller's, and what was received and not used."""
-        return self._sock.detach(), self._kept
+        return self._sock.detach(), self._kept[self._at :]
 
     def as_stream(self) -> tuple[Stream, bytes]:
         """The connection itself, which is then the caller's, and what was received and not used."""
@@ -95,7 +102,7 @@ class _Connection:
             fd, early = self.detach()
             return FdStream(fd, fd), early
         tls, self._tls = self._tls, None
-        return TlsStream(*tls), self._kept
+        return TlsStream(*tls), self._kept[self._at :]
 
     def close(self) -> None:
         if self._tls is not None:
@@ -106,13 +113,19 @@ class _Connection:
 class AnswerStream:
     """An answer whose body comes piece by piece."""
 
-    def __init__(self, connection: _Connection, status: int, headers: dict[str, str]) -> None:
+    def __init__(self, address: str, connection: _Connection, status: int, headers: dict[str, str]) -> None:
+        self._address = address
         self._connection = connection
         self.status = status
         self.headers = headers
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Pieces as they come, to the end of the body."""
+        with _told(self._address):
+            async for piece in self._pieces():
+                yield piece
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             while size := _length(await self._connection.line(b"\n"), 16):
                 async for piece in self._exactly(size):
@@ -147,23 +160,25 @@ class AnswerStream:
             yield kept
 
     async def whole(self) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+        found = bytearray()
         async for piece in self:
-            size += len(piece)
-            if size > MAX_BODY:
+            found += piece
+            if len(found) > MAX_BODY:
                 raise HttpError("the answer is too long")
-            parts.append(piece)
-        return b"".join(parts)
+        return bytes(found)
 
 
 class HttpClient:
-    """Requests to one daemon, at `unix:///path`, `http://host:port` or `https://host:port`."""
+    """Requests to one daemon, at `unix:///path`, `http://host:port` or `https://host:port`. Without `follow` no link
+    may stand for its socket."""
 
-    def __init__(self, address: str, *, tls: ssl.SSLContext | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, address: str, *, tls: ssl.SSLContext | None = None, timeout_s: float = 30.0, follow: bool = True
+    ) -> None:
         parts = urlsplit(address)
         self.address = address
         self.timeout_s = timeout_s
+        self._follow = follow
         self._unix_path = parts.path if parts.scheme == "unix" else None
         self._host, self._port = parts.hostname or "localhost", parts.port or 80
         self._tls = tls if parts.scheme == "https" else None
@@ -203,15 +218,14 @@ class HttpClient:
     ) -> AsyncIterator[AnswerStream]:
         """Ask, and take the body as it comes. The deadline is for the head of the answer; the rest is the caller's."""
         head = self._head(method, path, query, json, body, headers or {})
-        with _told(self.address):
-            connection = await self._connect(timeout_s)
-            try:
-                async with _deadline(self.address, self.timeout_s if timeout_s is None else timeout_s):
-                    await _send(connection, head, json, body)
-                    status, answered = _parse_head(await connection.line(b"\r\n\r\n"))
-                yield AnswerStream(connection, status, answered)
-            finally:
-                connection.close()
+        connection = await self._connect(timeout_s)
+        try:
+            async with _deadline(self.address, self.timeout_s if timeout_s is None else timeout_s):
+                await _send(connection, head, json, body)
+                status, answered = _parse_head(await connection.line(b"\r\n\r\n"))
+            yield AnswerStream(self.address, connection, status, answered)
+        finally:
+            connection.close()
 
     async def upgrade(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, json: Any = None
@@ -238,7 +252,7 @@ class HttpClient:
                 await _send(connection, head, json, None)
                 status, headers = _parse_head(await connection.line(b"\r\n\r\n"))
                 if status not in (101, 200):
-                    body = await AnswerStream(connection, status, headers).whole()
+                    body = await AnswerStream(self.address, connection, status, headers).whole()
                     raise Refused(Answer(status, headers, body))
         except BaseException:
             connection.close()
@@ -277,7 +291,7 @@ class HttpClient:
             sock.setblocking(False)
             try:
                 if self._unix_path:
-                    await connect_unix(sock, self._unix_path)
+                    await connect_unix(sock, self._unix_path, follow=self._follow)
                 else:
                     await asyncio.get_running_loop().sock_connect(sock, (self._host, self._port))
                 tls = None

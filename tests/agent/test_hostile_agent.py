@@ -406,3 +406,24 @@ async def test_descriptors_that_an_agent_sends_along_are_not_kept(tmp_path: Any)
         assert await call.result(dict[str, Any], 5) == {}
         assert set(os.listdir("/proc/self/fd")) <= before
     client.close()
+
+
+async def test_frames_of_one_byte_on_both_descriptors_do_not_multiply_memory() -> None:
+    client, agent = await client_of()
+    window = 1 << 16
+    call = client.open("exec", window=window)
+    pieces = b"".join(b'{"method":"data","params":{"id":%d,"fd":%d},"bytes":1}\nx' % (call.id, fd) for fd in (1, 2))
+    tracemalloc.start()
+    try:
+        agent.raw(pieces * (window // 2))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 32 * window
+    agent.answer({"id": call.id}, {})
+    received = [piece async for piece in call.chunks()]
+    assert {fd: sum(len(data) for each, data in received if each == fd) for fd in (1, 2)} == {
+        1: window // 2,
+        2: window // 2,
+    }
+    client.close()

@@ -338,3 +338,18 @@ def test_a_cancelled_download_of_a_folder_does_not_hold_up_the_program(tmp_path:
     root = Path(__file__).parents[2]
     done = subprocess.run(argv, cwd=root, capture_output=True, text=True, timeout=15)
     assert done.stdout == "cancelled\n", done.stderr
+
+
+async def test_a_listing_with_names_that_are_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of entries bounds nothing if each may be as long as a record."""
+    monkeypatch.setattr(files_module, "MAX_LISTED", 1 << 16)
+    record = files_module.msgspec.json.encode({**ENTRY, "path": "/" + "x" * 50_000}) + b"\n"
+    with pytest.raises(LimitReached):
+        await sandbox_of(always({"count": 3}, (record * 3, 1))).files.list()
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+async def test_pieces_of_a_range_are_never_more_than_was_asked_for(fd: int) -> None:
+    sandbox = sandbox_of(always({"size": 9, "bytes_sent": 9}, (b"123456789", fd)))
+    with pytest.raises(AgentProtocolError):
+        _ = [piece async for piece in sandbox.files.iter_chunks("x", length=3 if fd == 1 else None)]

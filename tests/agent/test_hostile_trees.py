@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from skerry.agent.guest import trees
 from skerry.errors import FileError, SkerryError
 from skerry.files import AsyncFiles
 
@@ -189,3 +190,65 @@ async def test_what_is_already_in_the_folder_is_not_followed_out_of_it(tmp_path:
     with pytest.raises(FileError):
         await downloads(entry("door/victim") + END).download("x", tmp_path / "box")
     assert os.listdir(outside) == []
+
+
+def _without_end(start: bytes, then: bytes) -> Iterator[bytes]:
+    yield start
+    while True:
+        yield then * (1 + 65536 // len(then))
+
+
+def _huge(type: bytes) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = type, 1 << 32
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _old_sparse() -> bytes:
+    """A map of holes that goes on in the next block, and there again."""
+    member = bytearray(_huge(tarfile.GNUTYPE_SPARSE))
+    member[482] = 1
+    member[148:156] = b" " * 8
+    member[148:156] = b"%06o\0 " % sum(member)
+    return bytes(member)
+
+
+HEADERS = {
+    "a pax header without end": (_huge(tarfile.XHDTYPE), b"a"),
+    "a global header without end": (_huge(tarfile.XGLTYPE), b"a"),
+    "a long name without end": (_huge(tarfile.GNUTYPE_LONGNAME), b"a"),
+    "a map of holes without end": (_old_sparse(), b"00000000001\0" * 42 + b"\1" + bytes(7)),
+    "header after header": (b"", _pax({"comment": "x"})),
+}
+
+
+@pytest.mark.parametrize("attack", HEADERS)
+def test_a_header_without_end_is_refused_in_bounded_memory(tmp_path: Path, attack: str) -> None:
+    source, kept, taken = _without_end(*HEADERS[attack]), bytearray(), 0
+
+    def read(size: int) -> bytes:
+        nonlocal taken
+        while len(kept) < size:
+            kept.extend(next(source))
+        piece = bytes(kept[:size])
+        del kept[:size]
+        taken += size
+        assert taken < 4 << 20, "it is still read"
+        return piece
+
+    with pytest.raises(trees.UnsafeTar):
+        trees.unpack(read, os.fsencode(tmp_path / "box"), max_bytes=1 << 20, max_entries=1000)
+
+
+async def test_folders_that_only_a_long_name_tells_of_count_as_entries(tmp_path: Path) -> None:
+    tar = b"".join(entry(f"{number}/{'d/' * 200}x") for number in range(10)) + END
+    with pytest.raises(trees.UnsafeTar, match="more than 100 entries"):
+        trees.unpack(io.BytesIO(tar).read, os.fsencode(tmp_path / "box"), max_entries=100)
+    assert sum(1 for _ in (tmp_path / "box").rglob("*")) <= 101
+
+
+@pytest.mark.parametrize("key", ["path", "linkpath"])
+async def test_a_name_that_no_file_can_have_is_an_error_of_ours(tmp_path: Path, key: str) -> None:
+    tar = _pax({key: "a\0b"}) + entry("x", LINK, "y") + END
+    with pytest.raises(FileError):
+        await downloads(tar).download("x", tmp_path / "box")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -166,3 +168,37 @@ async def test_an_upgrade_that_is_refused_tells_why(tmp_path: Path) -> None:
         with pytest.raises(Refused) as caught:
             await client.upgrade("POST", "/x", json={})
     assert (caught.value.answer.status, caught.value.answer.body) == (409, b"why")
+
+
+async def test_an_answer_in_tiny_chunks_does_not_multiply_memory(tmp_path: Path) -> None:
+    """A piece of two bytes costs Python about fifty."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    count = 50_000
+    async with server(tmp_path, answers(head + b"2\r\nab\r\n" * count + b"0\r\n\r\n")) as client:
+        tracemalloc.start()
+        try:
+            answer = await client.request("GET", "/x", timeout_s=50)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert answer.body == b"ab" * count
+    assert peak < 20 * count
+
+
+async def test_what_fails_for_whoever_reads_an_answer_is_not_the_daemons_silence(tmp_path: Path) -> None:
+    async with server(tmp_path, answers(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")) as client:
+
+        async def read() -> None:
+            async with client.stream("GET", "/x") as answer:
+                async for _ in answer:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with pytest.raises(OSError, match="No space left"):
+            await read()
+
+
+async def test_an_answer_that_breaks_off_is_told_while_it_is_read(tmp_path: Path) -> None:
+    async with server(tmp_path, answers(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")) as client:
+        with pytest.raises(HttpError, match="does not answer as HTTP"):
+            async with client.stream("GET", "/x") as answer:
+                [piece async for piece in answer]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,3 +41,16 @@ def test_the_number_of_a_machine_that_is_gone_is_free(tmp_path: Path) -> None:
     cid = cids.take(gone, tmp_path / "cids")
     gone.rmdir()
     assert cids.take(owner(tmp_path, "b"), tmp_path / "cids") == cid
+
+
+def test_whoever_may_look_at_the_numbers_cannot_hold_them_up(tmp_path: Path) -> None:
+    """The folder is readable for all, and so anybody could lock it."""
+    numbers = tmp_path / "cids"
+    cids.take(tmp_path, numbers)
+    fd = os.open(numbers, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert cids.take(tmp_path, numbers) > FIRST_CID
+    finally:
+        os.close(fd)
+    assert (numbers / ".lock").stat().st_mode & 0o777 == 0o600

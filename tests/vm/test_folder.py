@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -104,6 +105,13 @@ def test_a_new_start_forgets_the_end_of_the_one_before(folder: VmFolder) -> None
 def test_how_a_machine_ended_is_told_in_words(folder: VmFolder, end: str, said: str) -> None:
     folder.file("ended.json").write_text(end)
     assert folder.how_it_ended() == said
+
+
+def test_a_full_disk_is_told_with_the_end_of_a_machine(folder: VmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = os.statvfs(folder.path)
+    full = os.statvfs_result((*seen[:4], 0, *seen[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    assert folder.how_it_ended() == f"the machine is not running; there is no room left on the disk of {folder.path}"
 
 
 def test_a_link_in_place_of_the_console_leads_nowhere(folder: VmFolder, tmp_path: Path) -> None:
@@ -220,5 +228,57 @@ def test_sockets_are_removed_and_files_are_not(folder: VmFolder) -> None:
 
 def test_removing_a_folder_twice_is_quiet(folder: VmFolder) -> None:
     folder.remove()
+    folder.remove()
+    assert not folder.path.exists()
+
+
+@contextlib.asynccontextmanager
+async def neighbour(path: Path) -> AsyncIterator[list[bytes]]:
+    """Another machine's socket, which says yes to whoever asks."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"OK 1073741824\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, path):
+        yield asked
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has machines with users of their own")
+@pytest.mark.parametrize("jailed", [False, True])
+async def test_a_link_that_a_machine_put_in_place_of_its_socket_leads_nowhere(
+    folder: VmFolder, tmp_path: Path, jailed: bool
+) -> None:
+    place = folder.file("jail") / "v.sock" if jailed else folder.channel
+    if jailed:
+        place.parent.mkdir()
+        folder.channel.symlink_to("jail/v.sock")
+    async with neighbour(tmp_path / "n") as asked:
+        place.symlink_to(tmp_path / "n")
+        os.lchown(place, 0x70000001, 0x70000001)
+        with pytest.raises(AgentUnreachable):
+            await folder.dial(52, timeout_s=2)
+    assert not asked
+
+
+async def test_a_link_of_ours_leads_to_the_socket_of_a_jail(folder: VmFolder) -> None:
+    folder.file("jail").mkdir()
+    folder.channel.symlink_to("jail/v.sock")
+    async with neighbour(folder.file("jail") / "v.sock") as asked:
+        (await folder.dial(52, timeout_s=2)).close()
+    assert asked == [b"CONNECT 52\n"]
+
+
+def test_a_folder_in_which_a_machine_made_a_very_deep_one_is_removed(folder: VmFolder) -> None:
+    fd = os.open(folder.path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
     folder.remove()
     assert not folder.path.exists()

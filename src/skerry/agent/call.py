@@ -23,6 +23,7 @@ UP_WINDOW = 4 << 20
 NOTHING = msgspec.Raw(b"{}")
 _UP_CHUNK = 1 << 19
 _JOINED = 1 << 16
+_MANY = 1024
 
 
 class Call:
@@ -65,11 +66,15 @@ class Call:
             self._wake()
 
     def _keep(self, fd: int, data: memoryview) -> None:
-        """Small pieces are joined: an agent that sends bytes one by one must not cost a hundred for each."""
-        if self._chunks and self._chunks[-1][0] == fd and len(self._chunks[-1][1]) + len(data) <= _JOINED:
-            self._chunks[-1][1].extend(data)
-        else:
-            self._chunks.append((fd, bytearray(data)))
+        """Small pieces are joined: an agent that sends bytes one by one must not cost a hundred for each. Where there
+        are many, so are those with a piece of the other descriptor between them: the two have no order that holds."""
+        near = 2 if len(self._chunks) > _MANY else 1
+        for at in range(-1, -1 - min(near, len(self._chunks)), -1):
+            kept_fd, kept = self._chunks[at]
+            if kept_fd == fd and len(kept) + len(data) <= _JOINED:
+                kept.extend(data)
+                return
+        self._chunks.append((fd, bytearray(data)))
 
     def add_credit(self, count: int) -> bool:
         self._last_progress = self._client.loop.time()

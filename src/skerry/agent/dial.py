@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -60,10 +61,10 @@ async def vsock(cid: int, port: int = AGENT_PORT, *, timeout_s: float = _TIMEOUT
 async def firecracker(
     uds_path: str | os.PathLike[str], port: int = AGENT_PORT, *, timeout_s: float = _TIMEOUT_S
 ) -> Stream:
-    """A guest's vsock port behind Firecracker's unix socket."""
+    """A guest's vsock port behind Firecracker's unix socket, which no link may stand for."""
     with _socket(socket.AF_UNIX) as sock:
         async with _dialling(f"{os.fspath(uds_path)} (guest port {port})", timeout_s):
-            await connect_unix(sock, os.fspath(uds_path))
+            await connect_unix(sock, os.fspath(uds_path), follow=False)
             await asyncio.get_running_loop().sock_sendall(sock, b"CONNECT %d\n" % port)
             answer = await _read_handshake(sock)
         if not _HANDSHAKE.fullmatch(answer):
@@ -213,8 +214,9 @@ async def _dialling(where: str, timeout_s: float) -> AsyncIterator[None]:
         raise AgentUnreachable(f"cannot reach the agent at {where}: {error.strerror or error}") from error
 
 
-async def connect_unix(sock: socket.socket, path: str) -> None:
-    with _short_enough(path) as address:
+async def connect_unix(sock: socket.socket, path: str, *, follow: bool = True) -> None:
+    """With `follow` false only a socket will do, not a link, which may lead to another's."""
+    with _short_enough(path) if follow else _itself(path) as address:
         while True:
             try:
                 return sock.connect(address)
@@ -250,6 +252,17 @@ def _short_enough(path: str) -> Iterator[str]:
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{name}"
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _itself(path: str) -> Iterator[str]:
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, f"{path} is not a socket")
+        yield f"/proc/self/fd/{fd}"
     finally:
         os.close(fd)
 

@@ -13,6 +13,8 @@ import click
 SHORT_ID = 12
 """So much of an id is shown to people."""
 _SPINNER_AFTER_S = 1.0
+_OBEYED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""What JSON need not escape and terminals obey all the same: U+009B begins a command as ESC and [ do."""
 
 
 def say(message: str) -> None:
@@ -37,7 +39,7 @@ def print_json(value: Any) -> None:
     """One JSON object on stdout, on lines of its own."""
     import json
 
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False).encode(errors="replace"))
+    click.echo(_harmless(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def output_data(name: str, data: bytes) -> dict[str, str]:
@@ -54,7 +56,11 @@ def print_json_line(value: Any) -> None:
     """One JSON object on one line, at once: somebody may be following."""
     import json
 
-    click.echo(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    click.echo(_harmless(json.dumps(value, ensure_ascii=False)))
+
+
+def _harmless(text: str) -> bytes:
+    return text.translate(_OBEYED).encode(errors="replace")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from skerry.agent.guest import trees
 from skerry.errors import Conflict, CreateFailed
 
 
@@ -16,3 +18,9 @@ def make_new(path: Path, what: str, mode: int = 0o700) -> None:
         raise Conflict(f"there is already {what}") from None
     except OSError as error:
         raise CreateFailed(f"the folder for {what} cannot be made: {error}") from error
+
+
+def remove(path: Path) -> None:
+    """With all that is in it, however deep a machine or a box has made that; quiet if there is none."""
+    for _ in trees.remove_tree(os.fsencode(path)):
+        pass

@@ -70,21 +70,21 @@ class _Hiding:
 
 def _visible(layer: TarStore, hiding: _Hiding, left_out: LeftOut) -> list[Entry]:
     entries = []
-    shown: dict[str, Entry] = {}
+    shown: set[str] = set()
+    files = {_path(each): each for each in reversed(layer.members) if each.isreg()}
     for entry in roots.in_tar(layer, left_out):
         name = posixpath.basename(entry.info.name)
         if name.startswith(_GONE) or entry.info.name == "." or hiding.hides(entry.info.name):
             continue
         if entry.info.islnk() and entry.info.linkname not in shown:
-            entry = _unlinked(layer, entry)
-        shown[entry.info.name] = entry
+            entry = _unlinked(layer, entry, files.get(entry.info.linkname))
+        shown.add(entry.info.name)
         entries.append(entry)
     return entries
 
 
-def _unlinked(layer: TarStore, entry: Entry) -> Entry:
+def _unlinked(layer: TarStore, entry: Entry, target: tarfile.TarInfo | None) -> Entry:
     """A hard link to what is hidden: it has to be a file itself then."""
-    target = next((each for each in layer.members if _path(each) == entry.info.linkname and each.isreg()), None)
     if target is None:
         return entry
     entry.info.type, entry.info.linkname, entry.info.size = tarfile.REGTYPE, "", target.size

@@ -28,6 +28,10 @@ MAX_ENTRIES = 2_000_000
 MAX_TEXT = 1 << 22
 """Of a manifest or a configuration."""
 _MAX_READ = 1 << 23
+_MAX_NAMES = 1 << 28
+"""Of all names and attributes of a tar, which are kept in memory."""
+_MAX_PATH = 4096
+_PER_ATTRIBUTE = 100
 _STEP = 1 << 24
 _ZSTD = b"\x28\xb5\x2f\xfd"
 ZSTD_MODULES = ("compression.zstd", "backports.zstd")
@@ -75,12 +79,18 @@ class TarStore:
         self._files = self._by_name()
 
     def _scan(self) -> Iterator[tarfile.TarInfo]:
-        total = 0
+        total = named = 0
+        bounded = cast("_Bounded", self._tar.fileobj)
         for number, member in enumerate(self._tar):
             total += member.size
-            if total > MAX_BYTES or member.size < 0 or number >= MAX_ENTRIES:
+            named += _length_of_names(member)
+            if total > MAX_BYTES or member.size < 0 or number >= MAX_ENTRIES or named > _MAX_NAMES:
                 raise InvalidSpec(f"{self._path} claims to have more in it than any image has; it was not imported")
+            if len(member.name) > _MAX_PATH or len(member.linkname) > _MAX_PATH:
+                raise InvalidSpec(f"{self._path} has a path that is too long: {member.name[:60]!r}...")
+            bounded.begin_header()
             yield member
+        bounded.headers_are_read()
 
     def _by_name(self) -> dict[str, tarfile.TarInfo]:
         """Links that lead to another file of the tar stand for it: older engines write a layer once that way."""
@@ -108,16 +118,32 @@ class TarStore:
         return cast("BinaryIO", self._tar.extractfile(member))
 
 
+def _length_of_names(member: tarfile.TarInfo) -> int:
+    attributes = sum(_PER_ATTRIBUTE + len(key) + len(value) for key, value in member.pax_headers.items())
+    return len(member.name) + len(member.linkname) + attributes
+
+
 class _Bounded(io.RawIOBase):
-    """A file that gives no more at once than anything needs: tarfile takes a header of any length into memory."""
+    """A file that gives no more than anything needs: tarfile takes a header of any length into memory, at once or in
+    pieces."""
 
     def __init__(self, file: BinaryIO, stop: Event) -> None:
         self._file = file
         self._stop = stop
+        self._left: int | None = _MAX_READ
+
+    def begin_header(self) -> None:
+        self._left = _MAX_READ
+
+    def headers_are_read(self) -> None:
+        """What is read from here on is content."""
+        self._left = None
 
     def read(self, size: int = -1) -> bytes:
         self._go_on()
-        if not 0 <= size <= _MAX_READ:
+        if self._left is not None:
+            self._left -= size
+        if not 0 <= size <= _MAX_READ or (self._left is not None and self._left < 0):
             raise tarfile.ReadError("an entry with a header that is too long")
         return self._file.read(size)
 
@@ -172,7 +198,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         with packing.reading(path):
             yield
-    except (zlib.error, lzma.LZMAError, ValueError, LookupError, ArithmeticError) as error:
+    except (zlib.error, lzma.LZMAError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
         raise InvalidSpec(f"{path} is damaged: {error}"[:500]) from error
     except Exception as error:
         if type(error).__name__ != "ZstdError":

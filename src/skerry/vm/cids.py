@@ -14,6 +14,7 @@ from skerry.vm.base import FIRST_CID
 _FOLDER = Path("/run/skerry/cids")
 """For the whole host, not for an installation: the kernel knows a number once."""
 _COUNT = 65536
+_LOCK = ".lock"
 
 
 def take(owner: Path, folder: Path = _FOLDER) -> int:
@@ -45,7 +46,8 @@ def _has_owner(entry: Path) -> bool:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # a file of ours, not the folder itself: anybody may open that, and could lock us out
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

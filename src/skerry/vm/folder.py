@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ _PROCESSES = "processes.json"
 _ENDED = "ended.json"
 _LOCK = "lock"
 _MAX_NOTE = 64 * 1024
+_HARDLY_ANY_ROOM = 1 << 20
 _Note = TypeVar("_Note")
 
 
@@ -157,10 +157,20 @@ class VmFolder:
             return ""
         end = self.read_end()
         if end is None:
-            return "the machine is not running"
-        if end.signal is not None:
-            return f"the machine was killed by signal {end.signal}"
-        return f"the machine ended with code {end.code}"
+            how = "the machine is not running"
+        elif end.signal is not None:
+            how = f"the machine was killed by signal {end.signal}"
+        else:
+            how = f"the machine ended with code {end.code}"
+        return how if self._has_room() else f"{how}; there is no room left on the disk of {self.path}"
+
+    def _has_room(self) -> bool:
+        """A machine whose memory is a file is killed where there is none, and nobody can note how."""
+        try:
+            disk = os.statvfs(self.path)
+        except OSError:
+            return True
+        return disk.f_bavail * disk.f_frsize >= _HARDLY_ANY_ROOM
 
     def read_console(self, limit: int = _MAX_NOTE) -> str:
         """The last bytes of what the guest's kernel and the hypervisor said."""
@@ -171,12 +181,19 @@ class VmFolder:
     async def dial(self, port: int, timeout_s: float) -> Stream:
         """A stream to a port of the guest; a machine that has ended says so."""
         try:
-            return await dial.firecracker(self.channel, port, timeout_s=timeout_s)
+            return await dial.firecracker(self._socket(), port, timeout_s=timeout_s)
         except AgentUnreachable as error:
             how = self.how_it_ended()
             if not how:
                 raise
             raise AgentUnreachable(f"nothing answers in {self.path}: {how}") from error
+
+    def _socket(self) -> Path:
+        """The channel's. A link of ours may lead to it; one of the machine's own is not followed."""
+        with contextlib.suppress(OSError):
+            if os.lstat(self.channel).st_uid == os.geteuid():
+                return self.path / os.readlink(self.channel)
+        return self.channel
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait until the machine has ended and its warden has told how; False if it has not by then."""
@@ -231,8 +248,7 @@ class VmFolder:
                     os.unlink(path)
 
     def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
+        folders.remove(self.path)
 
 
 def _decode(data: bytes, kind: type[_Note]) -> _Note | None:

@@ -59,13 +59,14 @@ class TemplateStore:
 
     async def make(self, key: str, build: Build, *, timeout_s: float) -> Template:
         """The template of this key, which is built if there is none. Of all who ask at once one builds it, and the
-        others wait for that; if it fails, the next one tries."""
+        others wait for that; if it fails, the next one tries. A new one is the moment to look for old ones."""
         # some hypervisors want to open memory for writing: no one else is to come near it
         self._shelf.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._shelf.locked(key, timeout_s):
             if (found := self.get(key)) is None:
                 await self._build(key, build)
                 found = self.get(key)
+                await self.sweep()
             if found is None:
                 raise ProviderError(f"the template {key} was changed while it was made; try again")
             return found

@@ -194,8 +194,9 @@ async def test_a_wrong_kernel_file_is_an_error_that_says_so(
         return msgspec.structs.replace(source, image=msgspec.structs.replace(source.image, kernel=kernel))
 
     monkeypatch.setattr(Sources, "find", with_wrong_kernel)
-    with pytest.raises(CreateFailed, match="did not come up"):
+    with pytest.raises(CreateFailed, match="did not come up") as failure:
         await AsyncSandbox.create(Spec(provider="qemu", data=False), qemu)
+    assert str(failure.value).count("the machine ended") == 1, "nothing is said twice"
     assert left_of(state_dir) == set()
 
 

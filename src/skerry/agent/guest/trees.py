@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 _BLOCK = 512
+_MAX_HEADER = 1 << 20
 
 
 class UnsafeTar(Exception):
@@ -236,38 +237,59 @@ def unpack(
     """
     import tarfile
 
-    class Source:
-        def read(self, size: int) -> bytes:
-            return read(size)
-
+    source = _Source(read, max_bytes, max_entries)
     os.makedirs(target, exist_ok=True)
     top = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    entries = total = 0
+    entries = 0
     try:
-        with tarfile.open(fileobj=Source(), mode="r|", errorlevel=2) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=source, mode="r|", errorlevel=2) as archive:  # type: ignore[call-overload]
             for member in archive:
                 entries += 1
-                total += member.size
-                if max_entries is not None and entries > max_entries:
-                    raise UnsafeTar(f"more than {max_entries} entries")
-                if max_bytes is not None and total > max_bytes:
-                    raise UnsafeTar(f"more than {max_bytes} bytes")
-                _unpack_member(archive, member, top)
+                source.count(member.size)
+                _unpack_member(archive, member, top, source)
                 archive.members = []  # tarfile would remember them all
-    except tarfile.TarError as error:
+                source.left = _MAX_HEADER
+    except (tarfile.TarError, ValueError, RecursionError) as error:
         raise UnsafeTar(f"not a tar stream: {error}") from None
     finally:
         os.close(top)
     return entries
 
 
-def _unpack_member(archive: Any, member: Any, top: int) -> None:
+class _Source:
+    """What tarfile reads from, which takes a header of any length into memory, and for how much there is room; folders
+    that only a longer name tells of take some too."""
+
+    def __init__(self, read: Callable[[int], bytes], max_bytes: int | None, max_entries: int | None) -> None:
+        self._read, self._max_bytes, self._max_entries = read, max_bytes, max_entries
+        self._bytes, self._entries, self.left = 0, 0, _MAX_HEADER
+
+    def read(self, size: int) -> bytes:
+        data = self._read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise UnsafeTar("an entry has a header that is too long")
+        return data
+
+    def count(self, size: int = 0) -> None:
+        self._entries += 1
+        self._bytes += size
+        self.left += size
+        if size < 0:
+            raise UnsafeTar("a file of less than nothing")
+        if self._max_entries is not None and self._entries > self._max_entries:
+            raise UnsafeTar(f"more than {self._max_entries} entries")
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise UnsafeTar(f"more than {self._max_bytes} bytes")
+
+
+def _unpack_member(archive: Any, member: Any, top: int, source: _Source) -> None:
     parts = [part for part in os.fsencode(member.name).split(b"/") if part not in (b"", b".")]
     if not parts:
         return
     if os.fsencode(member.name).startswith(b"/") or b".." in parts:
         raise UnsafeTar(f"{member.name!r} is outside the folder")
-    folder = _make_folders(top, parts[:-1])
+    folder = _make_folders(top, parts[:-1], source)
     name = parts[-1]
     try:
         if member.isdir():
@@ -282,24 +304,23 @@ def _unpack_member(archive: Any, member: Any, top: int) -> None:
             _make_room(folder, name)
             os.symlink(os.fsencode(member.linkname), name, dir_fd=folder)
         elif member.islnk():
-            _link(top, member.linkname, folder, name)
+            _link(top, member.linkname, folder, name, source)
         else:
             raise UnsafeTar(f"{member.name!r} is a device or a pipe")
     finally:
         os.close(folder)
 
 
-def _make_folders(top: int, parts: list[bytes]) -> int:
+def _make_folders(top: int, parts: list[bytes], source: _Source | None = None) -> int:
     fd = os.dup(top)
     for part in parts:
         try:
-            _make_one(fd, part)
+            if _make_one(fd, part) and source is not None:
+                source.count()
             deeper = os.open(part, _DIR_FLAGS, dir_fd=fd)
-        except NotADirectoryError:
-            raise UnsafeTar(f"{part!r} is a link or a file where a folder was meant") from None
         except OSError as error:
-            if error.errno == 40:  # ELOOP: a link where a folder was meant
-                raise UnsafeTar(f"{part!r} is a link where a folder was meant") from None
+            if error.errno in (20, 40):  # ENOTDIR, ELOOP
+                raise UnsafeTar(f"{part!r} is a link or a file where a folder was meant") from None
             raise
         finally:
             os.close(fd)
@@ -307,11 +328,12 @@ def _make_folders(top: int, parts: list[bytes]) -> int:
     return fd
 
 
-def _make_one(fd: int, name: bytes) -> None:
+def _make_one(fd: int, name: bytes) -> bool:
     try:
         os.mkdir(name, 0o755, dir_fd=fd)
+        return True
     except FileExistsError:
-        pass
+        return False
 
 
 def _make_room(fd: int, name: bytes) -> None:
@@ -337,18 +359,18 @@ def _unpack_file(source: Any, mode: int, folder: int, name: bytes) -> None:
         os.close(fd)
 
 
-def _link(top: int, linkname: str, folder: int, name: bytes) -> None:
+def _link(top: int, linkname: str, folder: int, name: bytes, source: _Source) -> None:
     parts = [part for part in os.fsencode(linkname).split(b"/") if part not in (b"", b".")]
     if not parts or b".." in parts or linkname.startswith("/"):
         raise UnsafeTar(f"a hard link to {linkname!r} is outside the folder")
-    source = _make_folders(top, parts[:-1])
+    inside = _make_folders(top, parts[:-1], source)
     try:
-        if not stat.S_ISREG(os.lstat(parts[-1], dir_fd=source).st_mode):
+        if not stat.S_ISREG(os.lstat(parts[-1], dir_fd=inside).st_mode):
             raise UnsafeTar(f"a hard link to {linkname!r}, which is no file")
         _make_room(folder, name)
-        os.link(parts[-1], name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        os.link(parts[-1], name, src_dir_fd=inside, dst_dir_fd=folder, follow_symlinks=False)
     finally:
-        os.close(source)
+        os.close(inside)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,7 +21,6 @@ _DISK = "disk.json"
 _WHOLE = "whole"
 _STOPPED = "stopped"
 _PAUSED = "paused"
-"""First and longest wait between two looks for a lock."""
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +143,7 @@ class Box:
             (self.path / name).unlink(missing_ok=True)
 
     async def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            await asyncio.to_thread(shutil.rmtree, self.path)
+        await asyncio.to_thread(folders.remove, self.path)
 
 
 def all_boxes(state_dir: Path) -> list[Box]:

@@ -122,7 +122,9 @@ async def coming_up(box: Box, timeout_s: float) -> AsyncIterator[None]:
     except (ProviderUnavailable, Conflict):
         raise
     except (ProviderError, AgentError, OSError) as error:
-        raise CreateFailed(f"the box did not come up: {error}", log=_last_words(box)) from error
+        words = error.log if isinstance(error, CreateFailed) else ""
+        said = str(error).removesuffix(f"\n{words}")
+        raise CreateFailed(f"the box did not come up: {said}", log=words or _last_words(box)) from error
 
 
 def _last_words(box: Box) -> str:

@@ -86,9 +86,7 @@ class Machinery:
             await self._hypervisor.save(kind.folder, into)
             await self.clear(kind.folder)
 
-        made = await self._store.make(key, build, timeout_s=self._timeout_s)
-        await self._store.sweep()
-        return made
+        return await self._store.make(key, build, timeout_s=self._timeout_s)
 
     async def _own(self, drive: Drive, kind: Kind) -> Drive:
         if drive.read_only:

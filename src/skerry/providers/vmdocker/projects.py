@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,13 +20,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from skerry.errors import InvalidSpec, NotFound
-from skerry.host import locks
+from skerry.host import folders, locks
 from skerry.providers.base import Snapshot, Volume
 from skerry.spec import SandboxId, parse_id
 
 T = TypeVar("T")
-
-"""First and longest wait between two looks for a lock."""
 
 
 class Box(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,15 +132,14 @@ class Project:
 
     def empty(self) -> None:
         """Remove its machine, disk and all."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.vm)
+        folders.remove(self.vm)
         self.hold(doomed=())
 
     def remove(self) -> None:
         """All of it; what is noted of its name goes last."""
         for entry in [*self.folder.glob("*")]:
             if entry.is_dir():
-                shutil.rmtree(entry)
+                folders.remove(entry)
             elif entry.name != "project.json":
                 entry.unlink()
         (self.folder / "project.json").unlink(missing_ok=True)

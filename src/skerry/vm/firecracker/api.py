@@ -42,7 +42,7 @@ class Api:
     """One Firecracker process, by its socket."""
 
     def __init__(self, socket: Path, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._http = HttpClient(f"unix://{socket.absolute()}", timeout_s=timeout_s)
+        self._http = HttpClient(f"unix://{socket.absolute()}", timeout_s=timeout_s, follow=False)
         self._slots = asyncio.Semaphore(_MAX_CONNECTIONS)
 
     async def instance(self) -> model.InstanceInfo:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from skerry.errors import ProviderError
+from skerry.host import folders
 from skerry.vm import sparse
 from skerry.vm.firecracker.checks import check_jail_id
 
@@ -90,8 +90,7 @@ class Jail:
 
 def remove(folder: Path) -> None:
     """Whatever jail there is in a machine's folder."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder / _BASE)
+    folders.remove(folder / _BASE)
 
 
 def why_no_devices(folder: Path) -> str | None:

@@ -20,6 +20,7 @@ NEW_MEMORY, NEW_STATE = f"new-{MEMORY}", f"new-{STATE}"
 """What a machine writes. A clone has what it was made of under the other names, and must not write to that."""
 _NOTE = "firecracker.json"
 _MIB = 1 << 20
+_MAX_STATE = 64 * _MIB
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +60,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 def keep(note: Note, source: Path, into: Path) -> None:
     """Take what Firecracker wrote in `source`, once the process that wrote it has ended."""
-    for new, name in ((NEW_STATE, STATE), (NEW_MEMORY, MEMORY)):
-        _take(source / new, into / name)
+    _take(source / NEW_STATE, into / STATE, _MAX_STATE)
+    _take(source / NEW_MEMORY, into / MEMORY, note.memory_mib * _MIB)
     kept = msgspec.structs.replace(note, processor=_processor(), state=_checksum(into / STATE))
     kept.write(into)
 
@@ -87,10 +88,13 @@ def check(saved: Path, machine: Machine, version: str) -> Note:
     return note
 
 
-def _take(source: Path, target: Path) -> None:
-    """What it was is looked at first: the process that made it is not trusted."""
-    if not stat.S_ISREG(source.lstat().st_mode):
-        raise ProviderError(f"Firecracker left no file at {source}")
+def _take(source: Path, target: Path, most: int) -> None:
+    """What it was is looked at first: the process that made it is not trusted. It may be another's file, too."""
+    found = source.lstat()
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ProviderError(f"Firecracker left no file of its own at {source}")
+    if found.st_size > most:
+        raise ProviderError(f"Firecracker left {found.st_size} bytes at {source}, more than a machine has")
     try:
         source.rename(target)
     except OSError:
