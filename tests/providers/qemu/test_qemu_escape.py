@@ -139,6 +139,20 @@ async def test_no_user_of_a_machine_rules_it(make: Make, user: str | None, capab
     assert (await sandbox.exec("echo alive")).stdout == b"alive\n"
 
 
+async def test_root_of_a_box_cannot_reach_its_limits_through_a_namespace(make: Make) -> None:
+    sandbox = await make(user="root")
+    lift = """
+import ctypes, os
+call = ctypes.CDLL(None).unshare, ctypes.CDLL(None).mount
+made = call[0](0x10000000 | 0x20000 | 0x2000000), call[1](b"none", b"/tmp", b"cgroup2", 0, None)
+print(made, os.path.exists("/tmp/pids.max"))
+"""
+    await sandbox.files.write("lift.py", lift)
+    python = "/.skerry/python/lib/ld.so --library-path /.skerry/python/lib /.skerry/python/bin/python3 -I -S -B"
+    done = await sandbox.exec(f"{python} lift.py", timeout_s=20)
+    assert done.text == "(-1, -1) False\n", done
+
+
 async def test_a_fork_bomb_stops_at_the_limit(make: Make, state_dir: Path) -> None:
     sandbox = await make(pids=40)
     done = await sandbox.exec("for i in $(seq 200); do sleep 60 & done; echo all", timeout_s=30)

@@ -94,6 +94,8 @@ def _set_up(machine: Machine, params: dict[str, Any]) -> None:
     for port, path in (params.get("forwards") or {}).items():
         machine.ports.forward(int(port), path)
     services = params.get("services") or []
+    if machine.has_drives and not services:  # else the kernel is not the box's alone
+        groups.bar_namespaces()
     if services:
         mounts.put_files("")
         if params["mount_data"]:
