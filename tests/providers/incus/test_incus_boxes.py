@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pytest
 from engines.incusd import Incusd
 
 from skerry.errors import (
     AgentUnreachable,
+    ConfigError,
     CreateFailed,
-    DiskFull,
     InvalidSpec,
     LimitReached,
     ProviderUnavailable,
     Unsupported,
 )
-from skerry.providers.base import BoxState, Provider
+from skerry.providers.base import BoxState
 from skerry.providers.incus import Incus
-from skerry.providers.incus.info import Info
 from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, SpecOptions
+from skerry.spec import Spec
 from skerry.testing.conformance.base import eventually
 
 _SYS_ADMIN = 1 << 21
 Make = Callable[..., Awaitable[AsyncSandbox]]
-
-
-@pytest.fixture
-async def make(incus: Incus, incus_image: str) -> AsyncIterator[Make]:
-    made: list[AsyncSandbox] = []
-
-    async def one(provider: Provider = incus, **options: Unpack[SpecOptions]) -> AsyncSandbox:
-        spec = Spec.of(**{"provider": "incus", "image": incus_image, "data": False, **options})
-        made.append(await AsyncSandbox.create(spec, provider))
-        return made[-1]
-
-    yield one
-    for sandbox in made:
-        await sandbox.destroy(volumes=True)
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that shares neither our files nor our processes."""
-    monkeypatch.setattr(Info, "is_local", property(lambda _self: False))
 
 
 async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(
@@ -69,6 +46,10 @@ async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(
         await incus.dial(sandbox.id)
     await incus.start(sandbox.id, sandbox.spec)
     assert (await sandbox.exec("cat ~/f")).text == "x\n"
+    await incus.pause(sandbox.id)
+    for dial in (incus.dial(sandbox.id), incus.dial_as(sandbox.id, "root")):
+        with pytest.raises(AgentUnreachable, match="paused"):
+            await dial
 
 
 async def test_who_runs_in_a_box(make: Make) -> None:
@@ -97,8 +78,12 @@ async def test_another_user_is_reached_by_name_and_by_number(make: Make, incus: 
     sandbox = await make()
     for user, told in (("app", "1000"), ("root", "0"), ("77:78", "77")):
         assert (await sandbox.exec(["id", "-u"], user=user)).text.strip() == told
-    with pytest.raises(InvalidSpec, match="nobody-here"):
-        await sandbox.exec(["id"], user="nobody-here")
+    for user in ("nobody-here", "77:abc", "\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(InvalidSpec, match="no user is called"):
+            await sandbox.exec(["id"], user=user)
+    for user in ("65536", "77:99999"):
+        with pytest.raises(InvalidSpec, match="from 0 to 65535"):
+            await sandbox.exec(["id"], user=user)
 
 
 async def test_boxes_on_a_bridge_reach_the_gateway_and_not_each_other(make: Make, incus_daemon: Incusd) -> None:
@@ -139,81 +124,6 @@ async def test_a_network_without_addresses_left_says_so(make: Make, incus_daemon
         await (await make(provider, network="bridge")).destroy()
     finally:
         incus_daemon.ask("DELETE", f"/1.0/networks/{small}")
-
-
-async def test_a_pool_with_quotas_holds_the_disk(make: Make, incus_daemon: Incusd, cache: Path) -> None:
-    pool = incus_daemon.add_pool_with_quotas()
-    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
-    sandbox = await make(provider, disk="24M", data=True)
-    assert "quota" in sandbox.enforced["disk"].by
-    for path in ("too-big", "/.data/too-big"):
-        with pytest.raises(DiskFull):
-            await sandbox.files.write(path, bytes(64 << 20))
-    await sandbox.files.write("small", b"still room")
-    await sandbox.destroy(volumes=True)
-
-
-async def test_a_box_that_filled_its_disk_to_the_last_byte_stops_starts_and_goes(
-    make: Make, incus_daemon: Incusd, cache: Path
-) -> None:
-    """Incus writes to a box's disk as it stops it and as it starts it: a quota that is reached does not let it."""
-    pool = incus_daemon.add_pool_with_quotas()
-    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
-    sandbox = await make(provider, disk="24M")
-    fill = """
-    dd if=/dev/zero of=big bs=1M count=64; sync
-    for i in $(seq 2000); do dd if=/dev/urandom of=small-$i bs=1500 count=1 || break; done; sync
-    for i in $(seq 2000); do echo x > tiny-$i || break; done; sync
-    """
-    for _ in range(2):
-        assert b"quota exceeded" in (await sandbox.exec(fill, timeout_s=60)).stderr
-        await provider.stop(sandbox.id)
-        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
-        await provider.start(sandbox.id, sandbox.spec)
-        assert (await sandbox.exec("rm big && sync && echo x > tiny")).ok
-    await sandbox.exec(fill, timeout_s=60)
-    await sandbox.destroy()
-    assert sandbox.id not in await provider.discover()
-
-
-async def test_a_pool_that_is_a_folder_holds_no_disk_and_says_so(make: Make) -> None:
-    with pytest.raises(Unsupported, match="'dir'"):
-        await make(disk="64M")
-
-
-async def make_many(make: Make, provider: Provider, count: int) -> None:
-    for _ in range(count):
-        await make(provider)
-
-
-async def test_a_full_pool_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
-    # Its own one, as btrfs gives room back in its own time, after what was removed is gone.
-    pool, volumes = incus_daemon.add_pool_with_quotas("filled"), "/1.0/storage-pools/filled/volumes/custom"
-    provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), pool=pool))
-    incus_daemon.ask("POST", volumes, {"name": "full"})
-    try:
-        place = incus_daemon.folder / "storage-pools" / pool / "custom" / "default_full"
-        with suppress(OSError), (place / "f").open("wb") as file:
-            while True:
-                file.write(os.urandom(1 << 20))
-        with pytest.raises(LimitReached, match="storage is full"):
-            await make_many(make, provider, 50)
-    finally:
-        incus_daemon.ask("DELETE", f"{volumes}/full")
-
-
-async def test_a_full_project_says_so(make: Make, incus_daemon: Incusd, cache: Path) -> None:
-    config = {"features.images": "false", "features.profiles": "false", "limits.containers": "1"}
-    incus_daemon.ask("POST", "/1.0/projects", {"name": "small", "config": config})
-    try:
-        provider = Incus(Incus.Config(host=incus_daemon.address, cache_dir=str(cache), project="small"))
-        sandbox = await make(provider)
-        with pytest.raises(LimitReached, match="project's limits"):
-            await make(provider)
-        assert set(await provider.discover()) == {sandbox.id}
-        await sandbox.destroy()
-    finally:
-        incus_daemon.ask("DELETE", "/1.0/projects/small")
 
 
 async def test_a_box_that_ended_by_itself_is_dead_and_one_that_was_stopped_by_hand_is_not(
@@ -268,5 +178,7 @@ async def test_wrong_settings_are_named(incus_daemon: Incusd, incus: Incus) -> N
         with pytest.raises(ProviderUnavailable, match=value):
             await Incus(Incus.Config(host=incus_daemon.address, **fields)).check()
     provider = Incus(Incus.Config(host=incus_daemon.address, network="no-network"))
+    with pytest.raises(ConfigError, match="99999"):
+        Incus(Incus.Config(host="https://incus:99999", certificate="c", key="k"))
     with pytest.raises(Unsupported, match="no-network"):
         await AsyncSandbox.create(Spec.of(provider="incus", image="busybox", network="bridge", data=False), provider)

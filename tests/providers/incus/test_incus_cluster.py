@@ -83,7 +83,7 @@ async def test_a_lost_member_is_no_end(world: World) -> None:
         world.cluster.kill("n2")
         await until(manager, {near.id: State.READY, far.id: State.LOST, unwanted.id: State.LOST})
         assert (await manager.execute(near.id, ["true"])).ok
-        made = await asyncio.gather(*(manager.create(image=IMAGE) for _ in range(4)))
+        made = await asyncio.gather(*(manager.create(image=IMAGE, network="bridge") for _ in range(4)))
         assert "n2" not in {world.places()[each.id] for each in made}
     async with world.manager() as other:  # a program that has no stream to it yet
         async with asyncio.timeout(PATIENCE_S):

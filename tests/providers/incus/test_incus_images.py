@@ -13,7 +13,7 @@ from engines.images import busybox
 from engines.incusd import image as unified_image
 from engines.oci_layouts import Layout, layer
 
-from skerry.errors import Conflict, ImageNotFound, Unsupported
+from skerry.errors import Conflict, ImageNotFound, InvalidSpec, Unsupported
 from skerry.providers.base import ImageBuild, Progress
 from skerry.providers.incus import Incus
 from skerry.sandbox import AsyncSandbox
@@ -119,11 +119,13 @@ async def test_an_image_in_use_stays(incus: Incus, root: Path, tmp_path: Path) -
         await sandbox.destroy()
 
 
-async def test_what_is_not_there_or_cannot_be_says_what_to_do(incus: Incus) -> None:
+async def test_what_is_not_there_or_cannot_be_says_what_to_do(incus: Incus, tmp_path: Path) -> None:
     with pytest.raises(ImageNotFound, match="skerry image import"):
         await AsyncSandbox.create(Spec.of(provider="incus", image="nothing"), incus)
     with pytest.raises(ImageNotFound):
         await incus.remove_image("nothing")
+    with pytest.raises(InvalidSpec, match="those of snapshots"):
+        await incus.import_image(tmp_path, "skerry-snapshot/mine", ignore)
     with pytest.raises(Unsupported, match="incus image copy"):
         await incus.pull_image("debian/12", ignore)
     with pytest.raises(Unsupported, match="import"):

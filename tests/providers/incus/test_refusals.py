@@ -21,6 +21,8 @@ from skerry.providers.incus import refusals
         (500, 'Instance "x" already exists', Conflict, "already exists"),
         (400, "UNIQUE constraint failed: instances.project_id, instances.name", Conflict, "instances"),
         (400, "The instance is already stopped", refusals.AsItWas, "stopped"),
+        (400, "Instance is frozen", refusals.Frozen, "frozen"),
+        (409, 'IP address "10.0.0.2" already defined on another NIC', refusals.AddressTaken, "10.0.0.2"),
         (400, "Instance is running", refusals.StillRunning, "running"),
         (400, 'Instance is busy running a "stop" operation', refusals.Busy, "stop"),
         (403, 'Use of low-level config "raw.lxc" is forbidden', ProviderError, "restricted.containers.lowlevel=allow"),

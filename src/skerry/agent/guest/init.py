@@ -40,12 +40,15 @@ def write(path: str, text: str) -> None:
 
 def reserve(path: str, size: int) -> None:
     """Room that is the engine's: it writes into the box's disk as it stops and starts it, and one that the box has
-    filled does not let it. It gives this up then. Random bytes, as no disk makes less of them."""
+    filled does not let it. It gives this up then, and a start that finds room makes it whole again. Random bytes, as no
+    disk makes less of them."""
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
     try:
-        with open(path, "xb", buffering=0) as file:
-            file.write(posix.urandom(size))
-    except FileExistsError:
-        pass  # since an earlier start
+        fd = posix.open(path, flags, 0o600)
+        try:
+            posix.write(fd, posix.urandom(max(0, size - posix.fstat(fd).st_size)))
+        finally:
+            posix.close(fd)
     except OSError as error:
         sys.stderr.write(f"{path}: {error.strerror}\n")
 

@@ -22,6 +22,9 @@ FIX = (
     "install Incus (apt-get install incus) and set it up (incus admin init --minimal); be root or in the group "
     "incus-admin, or set providers.incus.host"
 )
+_FIX_SILENCE = (
+    "look at its log; in a cluster at `incus cluster list`: a member that went away is waited for until that is noticed"
+)
 _SLACK_S = 5.0
 """How much longer than it was told to wait the daemon may take to say that it did."""
 _SUCCESS = 200
@@ -149,9 +152,11 @@ class Api:
         try:
             yield
         except NoAnswer as error:
-            raise ProviderUnavailable(PROVIDER, f"its daemon does not answer: {error}", fix=FIX) from error
+            fix = FIX if isinstance(error.__cause__, OSError) else _FIX_SILENCE
+            raise ProviderUnavailable(PROVIDER, f"its daemon does not answer: {error}", fix=fix) from error
         except TimeoutError:
-            raise ProviderUnavailable(PROVIDER, "its daemon began an answer and did not end it", fix=FIX) from None
+            reason = "its daemon began an answer and did not end it"
+            raise ProviderUnavailable(PROVIDER, reason, fix=_FIX_SILENCE) from None
         except Refused:
             raise
         except HttpError as error:

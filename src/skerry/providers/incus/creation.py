@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from skerry.errors import InvalidSpec
+from contextlib import suppress
+
+import msgspec
+
+from skerry.errors import Conflict, InvalidSpec, NotFound, ProviderError
 from skerry.providers import volume_plan
 from skerry.providers.base import Enforcement
-from skerry.providers.incus import images, profile
+from skerry.providers.incus import images, instances, profile
 from skerry.providers.incus.api import PROVIDER, Api
 from skerry.providers.incus.cluster import Cluster
 from skerry.providers.incus.image_config import ImageConfig
@@ -13,12 +17,15 @@ from skerry.providers.incus.info import Info
 from skerry.providers.incus.instances import IMAGE
 from skerry.providers.incus.networks import Networks
 from skerry.providers.incus.profile import Frame
+from skerry.providers.incus.refusals import AddressTaken
 from skerry.providers.incus.runtime import Runtime
 from skerry.providers.incus.snapshots import Snapshots
 from skerry.providers.incus.volumes import Volumes, device
 from skerry.providers.limits import Limits
 from skerry.providers.mounts import check_source
 from skerry.spec import Network, SandboxId, Spec
+
+_NAME_TAKEN = ("already exists", "unique constraint failed")
 
 
 class Creator:
@@ -70,9 +77,28 @@ class Creator:
                 labels=_labels(id, spec),
                 card=card,
             )
-            query = {"target": member} if member else {}
+            await self._start(id, spec, frame, {"target": member} if member else {})
+
+    async def _start(self, id: SandboxId, spec: Spec, frame: Frame, query: dict[str, str]) -> None:
+        """Of an address that a container of another project has, Incus tells only now: then it is made with the next.
+        A conflict is told only of the box's name, as it means that there is nothing of ours."""
+        refused: set[str] = set()
+        while True:
             body = profile.instance(id, spec, frame)
-            await self._api.do("POST", "/1.0/instances", query=query, json=body, timeout_s=self._timeout_s)
+            try:
+                await self._api.do("POST", "/1.0/instances", query=query, json=body, timeout_s=self._timeout_s)
+                return
+            except AddressTaken:
+                if frame.card is None:
+                    raise
+                refused.add(frame.card.address)
+            except Conflict as error:
+                if any(sign in str(error).lower() for sign in _NAME_TAKEN):
+                    raise
+                raise ProviderError(str(error)) from error
+            with suppress(NotFound):
+                await self._api.do("DELETE", instances.path(id), timeout_s=self._timeout_s)
+            frame = msgspec.structs.replace(frame, card=await self._networks.card(id, refused))
 
     async def _image(self, spec: Spec) -> ImageConfig:
         if spec.snapshot is not None:

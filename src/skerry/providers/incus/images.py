@@ -52,6 +52,8 @@ class Images:
         from skerry.providers.incus import importing
 
         check_name(name)
+        if name.startswith(SNAPSHOTS):
+            raise InvalidSpec(f"image: names that begin with {SNAPSHOTS!r} are those of snapshots", field="image")
         fingerprint = await importing.send(self._api, source, on_progress)
         await self._name(name, fingerprint)
         found = [each for each in await self.images() if each.id == fingerprint]
@@ -61,9 +63,10 @@ class Images:
 
     async def _name(self, name: str, fingerprint: str) -> None:
         """Under this name it is found from now on; what had the name before keeps its other ones."""
-        with suppress(NotFound):
-            await self._api.do("DELETE", f"/1.0/images/aliases/{quote(name, safe='')}")
-        await self._api.do("POST", "/1.0/images/aliases", json={"name": name, "target": fingerprint})
+        try:
+            await self._api.do("POST", "/1.0/images/aliases", json={"name": name, "target": fingerprint})
+        except Conflict:
+            await self._api.do("PUT", f"/1.0/images/aliases/{quote(name, safe='')}", json={"target": fingerprint})
 
     async def remove_image(self, name: str, *, force: bool = False) -> None:
         image = await resolve(self._api, name)

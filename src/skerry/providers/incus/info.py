@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,6 +20,7 @@ from skerry.units import format_size
 _QUOTAS = ("btrfs", "ceph", "cephfs", "lvm", "lvmcluster", "zfs")
 """Drivers of pools that hold a limit. `dir` takes one as well, and on most hosts nothing comes of it."""
 _CGROUP = "Incus's cgroup"
+_HOST_FOLDERS = "restricted.devices.disk"
 
 
 class _Environment(msgspec.Struct):
@@ -43,6 +45,8 @@ class Info(msgspec.Struct, frozen=True):
     address: str
     pool: str
     driver: str
+    is_confined: bool = False
+    """Whether its project lets no container have folders of the host."""
 
     @property
     def is_local(self) -> bool:
@@ -109,6 +113,7 @@ async def look(api: Api, pool: str) -> Info:
     if server.auth != "trusted":
         fix = "`incus config trust add-certificate FILE` on the daemon's side, with our certificate"
         raise ProviderUnavailable(PROVIDER, f"the daemon at {api.address} does not trust us", fix=fix)
+    is_confined = await _is_confined(api)
     machine = os.uname().machine
     if server.environment.kernel_architecture != machine:
         reason = f"its daemon runs on {server.environment.kernel_architecture}, and the agent here is for {machine}"
@@ -119,15 +124,21 @@ async def look(api: Api, pool: str) -> Info:
     except NotFound:
         fix = "make it with `incus storage create`, or set providers.incus.pool"
         raise ProviderUnavailable(PROVIDER, f"it has no storage pool {name!r}", fix=fix) from None
-    return Info(server.environment, api.address, name, str(found.get("driver")))
+    return Info(server.environment, api.address, name, str(found.get("driver")), is_confined)
 
 
-async def _default_pool(api: Api) -> str:
+async def _is_confined(api: Api) -> bool:
     try:
-        profile = await api.get("/1.0/profiles/default", dict[str, Any])
+        config = (await api.get(f"/1.0/projects/{quote(api.project, safe='')}", dict[str, Any])).get("config") or {}
     except NotFound:
         fix = f"make it with `incus project create {api.project}`, or set providers.incus.project"
         raise ProviderUnavailable(PROVIDER, f"it has no project {api.project!r}", fix=fix) from None
+    has_folders = config.get(_HOST_FOLDERS) == "allow" and not config.get(f"{_HOST_FOLDERS}.paths")
+    return config.get("restricted") == "true" and not has_folders
+
+
+async def _default_pool(api: Api) -> str:
+    profile = await api.get("/1.0/profiles/default", dict[str, Any])
     for device in (profile.get("devices") or {}).values():
         if device.get("type") == "disk" and device.get("path") == "/":
             return str(device["pool"])

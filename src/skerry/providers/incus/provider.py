@@ -167,10 +167,12 @@ class Incus(ImageVerbs, Provider):
         """Incus writes to the disk of what it starts: one that is full is given the room that was kept for this."""
         try:
             await self._switch(id, "start")
+        except ProviderUnavailable:
+            raise
         except (LimitReached, ProviderError) as error:
             try:
                 await self._api.do("DELETE", f"{instances.path(id)}/files", query={"path": profile.RESERVE})
-            except NotFound:
+            except (NotFound, ProviderError):  # none was kept, or the box put something else there
                 raise error from None
             await self._switch(id, "start")
 

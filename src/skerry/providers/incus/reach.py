@@ -15,9 +15,13 @@ from skerry.providers.incus.api import Api
 from skerry.providers.incus.execs import through_exec
 from skerry.providers.incus.info import Info
 from skerry.providers.incus.pids import pid_of
-from skerry.providers.incus.refusals import AsItWas
+from skerry.providers.incus.refusals import AsItWas, Frozen
 from skerry.providers.incus.runtime import Runtime
 from skerry.spec import SandboxId
+
+_PAUSED = "the box is paused: let it go on first"
+_LAST_ID = 65535
+"""Incus gives each isolated container so many ids."""
 
 
 class Reach:
@@ -46,8 +50,7 @@ class Reach:
     async def as_user(self, id: SandboxId, user: str) -> Stream:
         """A stream to an agent of another user, which ends with it."""
         box = await instances.inspect(self._api, id)
-        if not box.is_running:
-            raise AgentUnreachable(f"the box is {box.status.lower()}: start it first")
+        _check(box.status)
         await self._runtime.find()
         uid, gid = await self._numbers(id, user)
         config = users.agent_config(profile.agent_config_of(box.config))
@@ -56,8 +59,11 @@ class Reach:
 
     async def _numbers(self, id: SandboxId, user: str) -> tuple[int, int]:
         uid, _, gid = user.partition(":")
-        if uid.isdigit():
-            return int(uid), int(gid or uid)
+        if uid.isdecimal() and (gid or uid).isdecimal():
+            numbers = int(uid), int(gid or uid)
+            if max(numbers) > _LAST_ID:
+                raise InvalidSpec(f"user: the box has no user {user}; it has those from 0 to {_LAST_ID}", field="user")
+            return numbers
         with suppress(NotFound):
             passwd = await self._api.raw(f"{instances.path(id)}/files", query={"path": "/etc/passwd"})
             if found := users.numbers(passwd.decode(errors="replace"), uid):
@@ -83,6 +89,8 @@ class Reach:
             return await through_exec(self._api, layout.container_name(id), argv, uid=nobody, gid=nobody)
         except NotFound:
             raise NotFound(f"there is no box {id}") from None
+        except Frozen as error:
+            raise AgentUnreachable(_PAUSED) from error
         except AsItWas as error:
             raise AgentUnreachable(f"the box does not run: start it first ({error})") from error
 
@@ -95,6 +103,6 @@ class Reach:
 
 def _check(status: str) -> None:
     if status.lower() == "frozen":
-        raise AgentUnreachable("the box is paused: let it go on first")
+        raise AgentUnreachable(_PAUSED)
     if status.lower() != "running":
         raise AgentUnreachable(f"the box is {status.lower()}: start it first")

@@ -41,7 +41,6 @@ _TAKEN = (
     "unique constraint failed",
     "already exists",
     "already in use",
-    "already defined",
     "is currently in use",
     "still in use",
 )
@@ -54,6 +53,7 @@ _AWAY = (
     "i/o timeout",
     "context deadline exceeded",
     "cluster member is offline",
+    "peer node",
     "unexpected eof",
 )
 """How a member of a cluster says of another that it does not answer."""
@@ -66,6 +66,14 @@ class Busy(ProviderError):
 
 class AsItWas(ProviderError):
     """It is in the state that was asked for."""
+
+
+class AddressTaken(ProviderError):
+    """Another container has the address, such as one of a project whose leases are not told to us."""
+
+
+class Frozen(ProviderError):
+    """It is paused, and nothing can be begun in it."""
 
 
 class StillRunning(ProviderError):
@@ -96,8 +104,12 @@ def refusal(status: int, text: str) -> SkerryError:
         return Busy(f"incus: {text}")
     if any(sign in low for sign in _AS_IT_WAS):
         return AsItWas(f"incus: {text}")
+    if low == "instance is frozen":
+        return Frozen(f"incus: {text}")
     if low == "instance is running":
         return StillRunning(f"incus: {text}")
+    if "already defined on another nic" in low:
+        return AddressTaken(f"incus: {text}")
     if status == 409 or any(sign in low for sign in _TAKEN):
         return Conflict(f"incus: {text}")
     if any(sign in low for sign in _LOW_LEVEL):

@@ -51,7 +51,7 @@ class Runtime:
         """What a box has to be given to have both, read-only."""
         await self.find()
         common = {"type": "disk", "readonly": "true"}
-        if info.is_local:
+        if info.is_local and not info.is_confined:
             return {
                 Path(at).name: {**common, "source": str(folder), "path": at} for at, folder in self._folders.items()
             }

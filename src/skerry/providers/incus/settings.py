@@ -32,7 +32,11 @@ class IncusConfig(DaemonConfig, frozen=True):
         parts = urlsplit(self.host)
         if parts.scheme == "unix" and parts.path:
             return None
-        if parts.scheme != "https" or not parts.hostname or not parts.port:
+        try:
+            port = parts.port
+        except ValueError:  # out of range
+            port = None
+        if parts.scheme != "https" or not parts.hostname or not port:
             raise ConfigError(f"providers.incus.host: {self.host!r} is neither unix:///path nor https://host:port")
         if not self.certificate or not self.key:
             raise ConfigError(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from skerry.errors import Conflict, NotFound, ProviderError
+from skerry.errors import Conflict, LimitReached, NotFound, ProviderError
 from skerry.providers import layout
 from skerry.providers.base import Snapshot
 from skerry.providers.incus import instances
@@ -20,6 +21,8 @@ from skerry.spec import SandboxId
 
 _FROM = "skerry.from"
 _COPY_TIMEOUT_S = 600.0
+_KEPT = timedelta(days=1)
+"""Long enough for clocks that differ."""
 
 
 class Snapshots:
@@ -27,14 +30,16 @@ class Snapshots:
         self._api = api
 
     async def take(self, id: SandboxId, name: str) -> Snapshot:
-        """Incus publishes no container that runs, so it is held still first, by a snapshot of Incus's own."""
+        """Incus publishes no container that runs, so it is held still first, by a snapshot of Incus's own, which Incus
+        itself removes some time if we do not come to it."""
         box = await instances.inspect(self._api, id)
         if await self.find(name) is not None:
             raise Conflict(f"there is a snapshot {name!r} already; remove it, or choose another name")
         aside = f"skerry-{secrets.token_hex(8)}"
         own = f"{instances.path(id)}/snapshots"
-        await self._api.do("POST", own, json={"name": aside}, timeout_s=_COPY_TIMEOUT_S)
+        held = {"name": aside, "expires_at": (datetime.now(UTC) + _KEPT).isoformat()}
         try:
+            await self._api.do("POST", own, json=held, timeout_s=_COPY_TIMEOUT_S)
             body = {
                 "source": {"type": "snapshot", "name": f"{layout.container_name(id)}/{aside}"},
                 "properties": {_FROM: id, **await self._asked(box.image)},
@@ -43,7 +48,7 @@ class Snapshots:
             }
             await self._api.do("POST", "/1.0/images", json=body, timeout_s=_COPY_TIMEOUT_S)
         finally:
-            with suppress(NotFound):
+            with suppress(NotFound, LimitReached, ProviderError):
                 await self._api.do("DELETE", f"{own}/{aside}", timeout_s=_COPY_TIMEOUT_S)
         found = await self.find(name)
         if found is None:

@@ -40,22 +40,26 @@ class Volumes:
         if not wanted:
             return
         query = {"target": member} if member else {}
-        quota = {} if size is None else {"size": str(size)}
 
         async def one(each: Wanted) -> None:
+            # A cache is its whole project's, and not for one box to bound.
+            quota = {"size": str(size)} if size is not None and _is_data(each) else {}
             config = {"security.shifted": "true", **quota, **as_config(each.labels)}
-            with suppress(Conflict):
+            try:
                 await self._api.do("POST", _path(pool), query=query, json={"name": each.name, "config": config})
+            except Conflict:
+                if quota:  # it is from an earlier box, which may have had another disk
+                    await self._api.do("PATCH", f"{_path(pool)}/{each.name}", query=query, json={"config": quota})
 
         if len(wanted) == 1:
             await one(wanted[0])
             return
         there = {each.name for each in await self._list(pool) if each.target in ({}, query)}
-        await asyncio.gather(*(one(each) for each in wanted if each.name not in there))
+        await asyncio.gather(*(one(each) for each in wanted if _is_data(each) or each.name not in there))
 
     async def home(self, pool: str, wanted: Sequence[Wanted]) -> str | None:
         """The member of a cluster that has the data of a box from before; None if none has, or any can reach it."""
-        names = {each.name for each in wanted if each.labels.get(KIND) == "data"}
+        names = {each.name for each in wanted if _is_data(each)}
         found = [each.target for each in await self._list(pool) if each.name in names] if names else []
         return found[0].get("target") if found else None
 
@@ -111,6 +115,10 @@ class Volumes:
             usage = (await self._api.get(path, dict[str, Any], query=volume.target)).get("usage")
             return int(usage["used"]) if usage else None
         return None
+
+
+def _is_data(wanted: Wanted) -> bool:
+    return wanted.labels.get(KIND) == "data"
 
 
 def _at(member: str) -> dict[str, str]:
