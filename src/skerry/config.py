@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         except ConfigError as error:
             prefix = f"providers.{name}."
             places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
-            raise ConfigError(f"{error} (set in {', '.join(sorted(places))})") from None
+            raise ConfigError(f"{error} (set in {', '.join(sorted(places))})" if places else str(error)) from None
 
     def spec(self, options: SpecOptions) -> Spec:
         """A spec from keywords, with our provider, project and clocks where nothing is said."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from skerry.errors import Conflict, NotFound
 from skerry.lifecycle import State, able
-from skerry.providers.base import CanSnapshot, Capability, Provider
+from skerry.providers.base import CanSnapshot, Capability, HasVolumes, Provider
 from skerry.records import Cause, Record, temporary_snapshot
 from skerry.store import Store
 
@@ -42,6 +42,8 @@ async def finish(store: Store, provider: Callable[[str], Provider], record: Reco
         if removed is None or (record.volumes and not removed):
             removed = record.volumes
             await host.destroy(record.id, volumes=removed)
+            if removed and record.is_live:
+                await _remove_data(host, record, store.instance)
             await _remove_temporary(host, record)
         if not record.is_live:
             return
@@ -51,6 +53,18 @@ async def finish(store: Store, provider: Callable[[str], Provider], record: Reco
         except Conflict:
             record = await store.get(record.id)
     raise Conflict(f"sandbox {record.id} is changed all the time by others; try again")
+
+
+async def _remove_data(host: Provider, record: Record, instance: str) -> None:
+    """The data of a name, also where an earlier sandbox had it first and the box is gone that had it last."""
+    if record.name is None or Capability.VOLUMES not in host.capabilities:
+        return
+    volumes: HasVolumes = able(host, Capability.VOLUMES)
+    whose = ("data", instance, record.spec.project, record.name)
+    for each in await volumes.volumes():
+        if (each.kind, each.instance, each.project, each.label) == whose:
+            with suppress(NotFound, Conflict):
+                await volumes.remove_volume(each.name)
 
 
 async def _remove_temporary(host: Provider, record: Record) -> None:

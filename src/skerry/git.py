@@ -115,7 +115,7 @@ async def head_of(folder: str) -> str | None:
 async def _find(source: str, commit: str | None, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The hash, and what to tell `checkout` for it. A whole hash is never taken for the name of a branch, which the
     other side may have chosen to mislead."""
-    if commit is None:
+    if commit in (None, "HEAD"):
         hash = await _resolve(folder, "HEAD")
         if hash is None:
             raise CreateFailed(f"{source} has no commit yet: commit something there, or name a branch that has one")

@@ -63,7 +63,7 @@ def unusable(state: State) -> str:
 def able(provider: Provider, capability: Capability) -> Any:
     """The provider as one that has the verbs of a capability; raises if it has not."""
     if capability not in provider.capabilities:
-        raise Unsupported(capability, provider.name, f"it has no {capability}; choose another provider")
+        raise Unsupported(capability.value, provider.name, f"it has no {capability}; choose another provider")
     return provider
 
 

@@ -31,7 +31,8 @@ class VolumeMethods(ManagerCore):
             raise Conflict(f"several providers have a volume {name!r} ({names}): say which one")
         for host in holders:
             return await _able(host).remove_volume(name)
-        raise NotFound(f"no volume is called {name!r}")
+        asked = ", ".join(host.name for host in hosts) or "none"
+        raise NotFound(f"no volume is called {name!r}; asked were: {asked}. `--provider` (`provider=`) names another")
 
 
 def _able(provider: Provider) -> HasVolumes:

@@ -6,8 +6,9 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import msgspec
 from skerry import git, lifecycle, transfers
 from skerry.agent.client import AgentClient
 from skerry.errors import CreateFailed, InvalidSpec, SkerryError
+from skerry.host import locks
 from skerry.providers.base import Provider
 from skerry.spec import Mount, SandboxId, Spec, Workspace
 
 PLACE = "/home/user/workspace"
 _GREETING_S = 10.0
+_PREFIX = "skerry-workspace-"
+_ABANDONED_S = 3600.0
+"""Longer than a clone may take."""
 
 
 def for_box(spec: Spec) -> Spec:
@@ -41,6 +46,7 @@ class Work:
         self.spec = spec
         """What was asked for, and which commit that turned out to be."""
         self._clone: Path | None = None
+        self._lock: int | None = None
 
     async def fetch(self) -> None:
         """All that can fail without a box."""
@@ -49,11 +55,26 @@ class Work:
             return
         commit = workspace.commit
         if workspace.path is None and workspace.source is not None:
-            self._clone = Path(tempfile.mkdtemp(prefix="skerry-workspace-"))
+            await lifecycle.run_to_end(asyncio.to_thread(self._make_room))
+            assert self._clone is not None
             commit = await git.clone(workspace.source, commit, self._clone)
         elif workspace.path is not None and workspace.source is not None and commit is None:
             commit = await git.head_of(workspace.path)
         self.spec = msgspec.structs.replace(self.spec, workspace=msgspec.structs.replace(workspace, commit=commit))
+
+    def _make_room(self) -> None:
+        """A folder to clone into, which is ours for as long as we live; what the dead have left is removed."""
+        try:
+            self._clone = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self._lock = os.open(self._clone, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            locks.take(self._lock)
+        except OSError as error:
+            raise CreateFailed(f"there is no room to clone into: {error.strerror or error}") from error
+        for folder in self._clone.parent.glob(f"{_PREFIX}*"):
+            with suppress(OSError):  # it is in use, or gone, or another user's
+                if folder.lstat().st_mtime < time.time() - _ABANDONED_S and not folder.is_symlink():
+                    with locks.holding(folder):
+                        shutil.rmtree(folder)
 
     async def make_box(self, provider: Provider, id: SandboxId, *, keep_volumes: bool = False) -> None:
         """The box with the work in it, or nothing of either."""
@@ -75,8 +96,11 @@ class Work:
     async def forget(self) -> None:
         """Remove what was cloned on the host. Quiet if that has happened already."""
         folder, self._clone = self._clone, None
+        lock, self._lock = self._lock, None
         if folder is not None:
             await lifecycle.run_to_end(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        if lock is not None:
+            os.close(lock)
 
 
 @asynccontextmanager

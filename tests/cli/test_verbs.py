@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from skerry.errors import ProviderUnavailable
 from skerry.providers.mock import Mock
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import Spec
@@ -121,6 +122,20 @@ def test_caches_are_listed_and_removed_by_tool_and_project(call: Call, mock: Moc
     assert json.loads(call("cache", "ls", "--json")[1]) == []
 
 
+def test_caches_of_another_registry_are_left_alone(call: Call, mock: Mock) -> None:
+    async def fill() -> None:
+        spec = Spec.of(provider="mock", cache="write", labels={"skerry.instance": "another"})
+        await (await AsyncSandbox.create(spec, mock)).destroy(volumes=True)
+
+    asyncio.run(fill())
+    there = json.loads(call("volume", "ls", "--json")[1])
+    assert {each["instance"] for each in there} == {"another"}
+    assert json.loads(call("cache", "ls", "--json")[1]) == []
+    assert call("cache", "rm", "--all") == (0, "", "")
+    assert call("cache", "rm", "pip")[0] == 125
+    assert json.loads(call("volume", "ls", "--json")[1]) == there
+
+
 @pytest.mark.parametrize(
     "args", [("cache", "rm"), ("cache", "rm", "--all", "pip"), ("snapshot", "rm"), ("volume", "rm")]
 )
@@ -136,6 +151,20 @@ def test_the_box_itself_has_a_log(call: Call, box: str) -> None:
     assert call("logs", "--box", "box", "-f", "--tail", "1") == (0, "mock: stopped\n", "")
     assert json.loads(call("logs", "--box", "box", "--json")[1]) == {"log": "mock: running\nmock: stopped\n"}
     assert call("logs", "box", "--tail", "1")[0] == 125
+
+
+def test_reconcile_says_of_whom_nothing_is_known(
+    call: Call, mock: Mock, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def be_gone(*_: object) -> None:
+        raise ProviderUnavailable("mock", "it does not answer", fix="start it")
+
+    monkeypatch.setattr(Mock, "discover", be_gone)
+    monkeypatch.setattr(Mock, "check", be_gone)
+    code, out, err = call("reconcile", "--json")
+    assert (code, json.loads(out)) == (0, [])
+    assert "it does not answer" in err
+    assert "left as they are" in err
 
 
 def test_what_is_outdated_is_told_and_rebuilt(call: Call, mock: Mock, box: str) -> None:

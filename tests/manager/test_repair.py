@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from skerry import owners
+from skerry.config import Config
 from skerry.errors import ProviderError, SkerryError
 from skerry.lifecycle import State
 from skerry.manager import AsyncSandboxManager
@@ -22,6 +23,23 @@ from .world import Folders, config_of
 LIVE = Filter()
 
 # reconcile beside others who act
+
+
+async def test_a_box_that_comes_after_the_end_of_the_last_one_of_its_provider_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that is not the default one: a daemon may do late what it was asked for."""
+    folders = Folders(tmp_path / "boxes")
+    async with AsyncSandboxManager(config_of(tmp_path), providers={"folders": folders}) as manager:
+        sandbox = await manager.create(provider="folders")
+        record = await manager.record(sandbox.id)
+        await sandbox.destroy()
+        await folders.create(sandbox.id, manager._maker.spec_of_box(record, record.spec, folders))
+    monkeypatch.setattr(Config, "load_provider", lambda _config, name: folders if name == "folders" else Mock())
+    async with AsyncSandboxManager(config_of(tmp_path), reconcile=False) as manager:
+        verdicts = await manager.reconcile()
+    assert [(each.id, each.action) for each in verdicts] == [(sandbox.id, "destroy")]
+    assert not await folders.discover()
 
 
 @pytest.mark.parametrize("act", ["create", "pause", "resume", "stop", "start", "destroy", "revive"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from skerry import git
 from skerry.errors import CreateFailed, InvalidSpec, Unsupported
+from skerry.host import locks
 from skerry.lifecycle import State
 from skerry.manager import AsyncSandboxManager
 from skerry.providers.mock import Mock
@@ -96,17 +98,24 @@ async def test_a_repository_is_cloned_into_the_box_and_its_commit_is_written_dow
 
 @pytest.mark.parametrize(
     ("commit", "head"),
-    [("main", "ref: refs/heads/main\n"), ("old/side", "ref: refs/heads/old/side\n"), ("v1", None), ("v1-told", None)],
+    [
+        ("main", "ref: refs/heads/main\n"),
+        ("HEAD", "ref: refs/heads/main\n"),
+        ("old/side", "ref: refs/heads/old/side\n"),
+        ("v1", None),
+        ("v1-told", None),
+    ],
 )
 async def test_a_branch_is_checked_out_as_one_and_a_tag_by_its_commit(
     manager: AsyncSandboxManager, repository: Repository, commit: str, head: str | None
 ) -> None:
     source = f"file://{repository.path}"
     sandbox = await manager.create(workspace=Workspace(source=source, commit=commit))
-    hash = repository.second if commit == "main" else repository.first
+    is_last = commit in ("main", "HEAD")
+    hash = repository.second if is_last else repository.first
     assert sandbox.spec.workspace == Workspace(source=source, commit=hash)
     assert await sandbox.files.read_text("workspace/.git/HEAD") == (head or f"{hash}\n")
-    assert await sandbox.files.read("workspace/note") == (b"second" if commit == "main" else b"first")
+    assert await sandbox.files.read("workspace/note") == (b"second" if is_last else b"first")
 
 
 async def test_a_commit_is_found_by_its_hash_or_the_beginning_of_it(
@@ -323,6 +332,26 @@ async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
         with pytest.raises(CreateFailed, match=r"within 0\.5 s"):
             await manager.create(workspace=Workspace(source=url))
     await nothing_is_left(manager, mock, clones)
+
+
+async def test_what_a_program_that_was_killed_has_cloned_is_removed_by_the_next(
+    manager: AsyncSandboxManager, repository: Repository, clones: Path
+) -> None:
+    for name in ("left", "used", "new"):
+        (clones / f"skerry-workspace-{name}" / ".git").mkdir(parents=True)
+    for name in ("left", "used"):
+        os.utime(clones / f"skerry-workspace-{name}", (0, 0))
+    with locks.holding(clones / "skerry-workspace-used"):
+        await manager.create(workspace=Workspace(source=str(repository.path)))
+    assert {path.name for path in clones.iterdir()} == {"skerry-workspace-used", "skerry-workspace-new"}
+
+
+async def test_a_host_without_room_for_a_clone_says_so(
+    manager: AsyncSandboxManager, repository: Repository, clones: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(clones / "none"))
+    with pytest.raises(CreateFailed, match="no room"):
+        await manager.create(workspace=Workspace(source=str(repository.path)))
 
 
 async def test_a_clone_that_nobody_waits_for_ends(manager: AsyncSandboxManager, mock: Mock, clones: Path) -> None:

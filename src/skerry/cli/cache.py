@@ -33,8 +33,7 @@ def ls(quiet: bool, project: str | None, provider: str | None, as_json: bool) ->
     from skerry.cli.registry import with_manager
 
     async def find(manager: AsyncSandboxManager) -> list[Volume]:
-        caches = await manager.volumes("cache", sizes=not quiet, provider=provider)
-        return [each for each in caches if project in (None, each.project)]
+        return await _find(manager, project, provider, sizes=not quiet)
 
     tell(with_manager(find), quiet, as_json)
 
@@ -56,10 +55,18 @@ def rm(tools: tuple[str, ...], every: bool, project: str | None, provider: str |
     from skerry.cli.registry import tell_each, with_manager
 
     async def remove(manager: AsyncSandboxManager) -> list[Result]:
-        caches = await manager.volumes("cache", provider=provider)
-        return await _remove(manager, [each for each in caches if project in (None, each.project)], tools, provider)
+        return await _remove(manager, await _find(manager, project, provider), tools, provider)
 
     return tell_each(with_manager(remove), as_json)
+
+
+async def _find(
+    manager: AsyncSandboxManager, project: str | None, provider: str | None, *, sizes: bool = False
+) -> list[Volume]:
+    """Those of this registry: another one's on the same engine are not ours to remove."""
+    caches = await manager.volumes("cache", sizes=sizes, provider=provider)
+    ours = ("", manager.store.instance)
+    return [each for each in caches if each.instance in ours and project in (None, each.project)]
 
 
 async def _remove(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
-from skerry.cli.output import SHORT_ID, json_option, print_json, print_table
+from skerry.cli.output import SHORT_ID, json_option, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from skerry.manager import AsyncSandboxManager
+    from skerry.reconcile import Verdict
 
 
 @click.command()
@@ -21,9 +28,25 @@ def command(dry_run: bool, rebuild: bool, as_json: bool) -> None:
 
     from skerry.cli.registry import with_manager
 
-    verdicts = with_manager(lambda manager: manager.reconcile(dry_run=dry_run, rebuild=rebuild))
+    async def work(manager: AsyncSandboxManager) -> Sequence[Verdict]:
+        verdicts = await manager.reconcile(dry_run=dry_run, rebuild=rebuild)
+        await _tell_silent(manager)
+        return verdicts
+
+    verdicts = with_manager(work, doing="comparing")
     if as_json:
         print_json(msgspec.to_builtins(verdicts))
     else:
         rows = [(verdict.id[:SHORT_ID], verdict.provider, verdict.action, verdict.why) for verdict in verdicts]
         print_table(("ID", "PROVIDER", "ACTION", "WHY"), rows)
+
+
+async def _tell_silent(manager: AsyncSandboxManager) -> None:
+    """Of whom nothing is known nothing is repaired, and that is not the same as nothing to repair."""
+    from skerry.errors import SkerryError
+
+    for name in sorted({record.spec.provider for record in await manager.list()}):
+        try:
+            await manager.provider(name).check()
+        except SkerryError as error:
+            say(f"{error}. Its sandboxes were left as they are")

@@ -119,6 +119,8 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the sandbox that it was made for, if it is one's data."""
     label: str = ""
     """The sandbox's name, or the cache's."""
+    instance: str = ""
+    """The registry that it belongs to."""
     size: int | None = None
     """None where the engine does not tell."""
     in_use: bool = False

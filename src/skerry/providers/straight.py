@@ -29,6 +29,18 @@ def is_of(pid: int, container: str) -> bool:
         return False
 
 
+def process_of(pid: int, container: str) -> int | None:
+    """A descriptor of the process that stands for a container, if it is one of this host."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if is_of(pid, container):
+        return fd
+    os.close(fd)
+    return None
+
+
 async def connect(pid: int, timeout_s: float) -> Stream:
     """Connect to the socket in the files of a process of this host; an agent that is just starting is waited for."""
     try:

@@ -66,6 +66,7 @@ def as_volume(
         project=labels.get("skerry.project", ""),
         sandbox=labels.get("skerry.sandbox"),
         label=labels.get("skerry.name", ""),
+        instance=labels.get(INSTANCE, ""),
         size=size,
         in_use=in_use,
         created_at=created_at,

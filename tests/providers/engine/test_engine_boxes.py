@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,7 +12,7 @@ import pytest
 from engines.api import ask_json
 from engines.daemons import Daemon
 
-from skerry.errors import ImageNotFound, InvalidSpec, Unsupported
+from skerry.errors import CallInterrupted, ImageNotFound, InvalidSpec, Unsupported
 from skerry.providers import straight
 from skerry.providers.docker import Docker
 from skerry.providers.engine import states
@@ -183,3 +184,12 @@ async def test_a_volume_that_somebody_removed_is_filled_again(make: Any, docker:
     again = Docker(docker._config)  # type: ignore[arg-type]
     sandbox = await AsyncSandbox.create(Spec.of(provider="docker", image="skerry-test/busybox"), again)
     await sandbox.destroy(volumes=True)
+
+
+async def test_what_goes_on_in_a_gvisor_that_is_killed_breaks_off(make: Any, docker: Docker, gvisor: str) -> None:
+    """As it is for want of memory. Docker keeps streams into it open."""
+    sandbox = await make("busybox", runtime=gvisor)
+    process = await sandbox.start("sleep 1000")
+    os.kill((await states.inspect(docker._engine, sandbox.id)).state.pid, signal.SIGKILL)
+    with pytest.raises(CallInterrupted, match="the box has ended"):
+        await process.wait()

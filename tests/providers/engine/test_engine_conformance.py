@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from engines.daemons import Daemon
 from providers.reuse import OnOneBox
 
 from skerry.http import HttpClient
-from skerry.providers.base import Provider
+from skerry.providers.base import BoxState, Provider
 from skerry.providers.docker import Docker
 from skerry.providers.engine import EngineProvider
 from skerry.providers.podman import Podman
-from skerry.spec import Spec
+from skerry.spec import Spec, new_id
 
 
 class _Engine(OnOneBox):
@@ -63,6 +63,19 @@ class _Engine(OnOneBox):
                 continue
             found |= {f"process {entry.parent.name} of {id}" for id in ids.intersection(words)}
         return found
+
+    async def test_a_paused_box_is_stopped_and_starts_again(self, provider: Provider) -> None:
+        box = cast("EngineProvider", provider)
+        spec, id = self.spec(provider), new_id()
+        await box.create(id, spec)
+        try:
+            await box.pause(id)
+            await box.stop(id)
+            assert (await box.discover())[id].state is BoxState.STOPPED
+            await box.start(id, spec)
+            assert (await box.discover())[id].state is BoxState.RUNNING
+        finally:
+            await box.destroy(id, volumes=True)
 
     def refused(self, provider: Provider) -> list[Spec]:
         return [

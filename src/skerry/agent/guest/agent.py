@@ -37,7 +37,9 @@ class Agent:
         self.begin = time.monotonic()
         self.started = time.time()
         self.home = config.get("home") or posix.environ.get(b"HOME", b"/").decode("utf-8", "surrogateescape")
-        self.cwd = config.get("cwd") or self.home
+        folder = config.get("image_cwd") or "/"
+        is_for_us = folder != "/" and posix.access(folder, posix.X_OK)
+        self.cwd = config.get("cwd") or (folder if is_for_us else self.home)
         self.env: dict[str, str] = dict(config.get("env") or {})
         self.exit_code = 0
         self.loop = Loop()

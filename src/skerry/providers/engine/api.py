@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -122,7 +123,9 @@ def _url(address: str) -> str:
     if scheme == "unix" and rest:
         return address
     if scheme in ("tcp", "http") and rest:
-        return f"http://{rest}"
+        with suppress(ValueError):  # urlsplit's way to refuse a port
+            _ = urlsplit(f"http://{rest}").port
+            return f"http://{rest}"
     raise ConfigError(
         f"the daemon's address {address!r} is neither unix:///path nor tcp://host:port; for one behind ssh or TLS, "
         "forward its socket, e.g. ssh -L /tmp/docker.sock:/var/run/docker.sock HOST"

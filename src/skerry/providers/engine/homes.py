@@ -6,13 +6,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict
+from skerry.errors import Conflict, InvalidSpec, ProviderError
 from skerry.providers import disks
 from skerry.spec import SandboxId, parse_id
 
@@ -33,19 +33,21 @@ class Homes:
     def reserve(self, id: SandboxId, labels: Mapping[str, str]) -> None:
         """What it is comes before it is, so that it can be found: an empty folder that an engine can be told of."""
         folder = self._state_dir / id
-        try:
-            folder.mkdir(mode=0o700, parents=True)
-        except FileExistsError:
-            raise Conflict(f"there is a box {id} already") from None
-        (folder / _LABELS).write_bytes(msgspec.json.encode(dict(labels)))
-        self.point(id).mkdir(mode=0o711, parents=True, exist_ok=True)
+        with _told():
+            try:
+                folder.mkdir(mode=0o700, parents=True)
+            except FileExistsError:
+                raise Conflict(f"there is a box {id} already") from None
+            (folder / _LABELS).write_bytes(msgspec.json.encode(dict(labels)))
+            self.point(id).mkdir(mode=0o711, parents=True, exist_ok=True)
 
     def make(self, id: SandboxId, size: int, uid: int, gid: int) -> None:
         """The disk of a new box, empty and the user's."""
-        _copy_sparse(self._template(size), self._image(id))
-        self.attach(id)
-        (self.point(id) / "lost+found").rmdir()
-        os.chown(self.point(id), uid, gid)
+        with _told():
+            _copy_sparse(self._template(size), self._image(id))
+            self.attach(id)
+            (self.point(id) / "lost+found").rmdir()
+            os.chown(self.point(id), uid, gid)
 
     def attach(self, id: SandboxId) -> None:
         """Mount it, unless it is: the host may have been restarted since."""
@@ -73,11 +75,8 @@ class Homes:
         found = {}
         if self._state_dir.is_dir():
             for folder in self._state_dir.glob("*-*-*-*-*"):
-                try:
-                    labels = msgspec.json.decode((folder / _LABELS).read_bytes(), type=dict[str, str])
-                except (OSError, msgspec.DecodeError):
-                    labels = {}
-                found[parse_id(folder.name)] = labels
+                with suppress(InvalidSpec):  # it is none of ours
+                    found[parse_id(folder.name)] = _labels(folder)
         return found
 
     def _image(self, id: SandboxId) -> Path:
@@ -95,6 +94,22 @@ class Homes:
         return template
 
 
+def _labels(folder: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode((folder / _LABELS).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise ProviderError(f"the disk of a box could not be made{where}: {error.strerror}") from error
+
+
 def _copy_sparse(source: Path, target: Path) -> None:
     """Only what is written, at its place."""
     with open(source, "rb") as reader, open(target, "xb") as writer:
@@ -107,5 +122,6 @@ def _copy_sparse(source: Path, target: Path) -> None:
             except OSError:  # nothing but holes from here on
                 return
             end = os.lseek(reader.fileno(), at, os.SEEK_HOLE)
+            os.lseek(writer.fileno(), at, os.SEEK_SET)
             while at < end:
-                at += os.copy_file_range(reader.fileno(), writer.fileno(), end - at, at, at)
+                at += os.sendfile(writer.fileno(), reader.fileno(), at, end - at)  # also to another file system

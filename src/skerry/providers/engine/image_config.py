@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tarfile
 from io import BytesIO
 from urllib.parse import quote
 
 import msgspec
 
-from skerry.errors import ImageNotFound, NotFound, ProviderError
+from skerry.errors import ImageNotFound, InvalidSpec, NotFound, ProviderError
 from skerry.providers import users
 from skerry.providers.engine.api import Engine
 from skerry.providers.layout import PROJECT_UIDS
 from skerry.spec import Spec
 
 _READ_S = 30.0
+_MAX_UID = 2**31 - 1
+_NAME = re.compile(
+    r"(?:[a-z0-9][a-z0-9.\-]*(?::\d+)?/)?"  # a registry
+    r"[a-z0-9]+(?:[._\-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._\-]+[a-z0-9]+)*)*"
+    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+_ID = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 
 
 class _Config(msgspec.Struct, rename="pascal"):
@@ -52,7 +60,7 @@ class User(msgspec.Struct, frozen=True):
 
 async def resolve(engine: Engine, name: str) -> ImageConfig:
     try:
-        found = await engine.get(f"/images/{quote(name, safe='/:@')}/json", _Inspected)
+        found = await engine.get(f"/images/{in_path(name)}/json", _Inspected)
     except NotFound as error:
         raise ImageNotFound(missing(engine.provider, name)) from error
     config = found.config or _Config()
@@ -66,10 +74,27 @@ async def resolve(engine: Engine, name: str) -> ImageConfig:
     )
 
 
+def full_name(name: str, *, digest: bool = True) -> str:
+    """A name as engines take it, with its tag. Raises InvalidSpec for what is none."""
+    match = _NAME.fullmatch(name)
+    if match is None or len(name) > 400 or (match["digest"] and not digest):
+        raise InvalidSpec(f"{name[:100]!r} is not a name for an image; write e.g. debian:12", field="image")
+    return name if match["tag"] or match["digest"] else f"{name}:latest"
+
+
+def in_path(name: str) -> str:
+    """A name or an id that names nothing but an image, since it becomes part of a path."""
+    return quote(name if is_id(name) else full_name(name), safe="/:@")
+
+
+def is_id(name: str) -> bool:
+    return _ID.fullmatch(name) is not None
+
+
 def missing(provider: str, name: str) -> str:
     return (
-        f"{provider} has no image {name!r}. Get it with `skerry image pull {name}`, or make it with "
-        f"`skerry image build -t {name}` or `skerry image import`"
+        f"{provider} has no image {name!r}. Get it with `skerry image pull --provider {provider} {name}`, or make it "
+        "with `skerry image build` or `skerry image import`"
     )
 
 
@@ -87,18 +112,34 @@ def known_user(asked: str | None, image: ImageConfig, default_uid: int) -> User 
     uid, _, gid = text.partition(":")
     if uid == "root":
         uid, gid = "0", gid or "0"
-    if uid.isdigit() and (gid.isdigit() or not gid):
-        return User(f"{uid}:{gid or uid}", int(uid), int(gid or uid))
-    return None
+    if not uid.isdigit() or (gid and not gid.isdigit()):
+        return None
+    if max(int(uid), int(gid or uid)) > _MAX_UID:
+        raise InvalidSpec(f"user: {text!r} is out of range; the highest is {_MAX_UID}", field="user")
+    return User(f"{uid}:{gid or uid}", int(uid), int(gid or uid))
 
 
 async def find_user(engine: Engine, container: str, text: str) -> User:
-    """A user by a name that the image's own list of users has."""
-    name = text.partition(":")[0]
-    found = users.numbers(await _read_file(engine, container, "/etc/passwd"), name)
+    """A user and a group by names that the image's own lists have."""
+    name, _, group = text.partition(":")
+    if name.isdigit():
+        found: tuple[int, int] | None = int(name), int(name)
+    else:
+        found = users.numbers(await _read_file(engine, container, "/etc/passwd"), name)
     if found is None:
         raise NotFound(f"no user is called {name!r} in the image; give a UID or UID:GID")
-    return User(text, *found)
+    uid, gid = found
+    if group:
+        gid = int(group) if group.isdigit() else _gid(await _read_file(engine, container, "/etc/group"), group)
+    return User(text, uid, gid)
+
+
+def _gid(groups: str, name: str) -> int:
+    for line in groups.splitlines():
+        entry = line.split(":")
+        if len(entry) > 2 and entry[0] == name and entry[2].isdigit():
+            return int(entry[2])
+    raise NotFound(f"no group is called {name!r} in the image; give a UID or UID:GID")
 
 
 async def _read_file(engine: Engine, container: str, path: str) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -17,16 +15,10 @@ from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, Unsupp
 from skerry.providers.base import Image, ImageBuild, OnProgress, Progress
 from skerry.providers.engine import context, importing
 from skerry.providers.engine.api import Engine
-from skerry.providers.engine.image_config import missing
+from skerry.providers.engine.image_config import full_name, in_path, is_id, missing
 from skerry.providers.engine.telling import Building, Pulling, Telling, converse
 from skerry.sources import packing, parcels
 
-_NAME = re.compile(
-    r"(?:[a-z0-9][a-z0-9.\-]*(?::\d+)?/)?"  # a registry
-    r"[a-z0-9]+(?:[._\-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._\-]+[a-z0-9]+)*)*"
-    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
-)
-_ID = re.compile(r"(?:sha256:)?[0-9a-f]{12,64}")
 _NO_NAME = "<none>"
 _EXPORT_S = 3600.0
 _HUB = ("docker.io/library/", "docker.io/")
@@ -109,7 +101,7 @@ class Images:
 
     async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
         """As `docker save` writes it."""
-        path = f"/images/{_in_path(name)}/get"
+        path = f"/images/{in_path(name)}/get"
         done = 0
         with target.open("xb") as file:
             async with self._engine.stream("GET", path, timeout_s=_EXPORT_S, whole_s=_EXPORT_S) as answer:
@@ -131,16 +123,16 @@ class Images:
         if force and users:  # some engines would take the containers away with it
             names = [(each.names or [each.id[:12]])[0].lstrip("/") for each in users]
             raise Conflict(f"the image {name} is used by {_few('container', names)}, which skerry did not make")
-        if not force and _ID.fullmatch(name) and len(image.names) > 1:
+        if not force and is_id(name) and len(image.names) > 1:
             raise Conflict(f"the image has several names ({', '.join(image.names)}): remove it under each, or force it")
         try:
-            await self._engine.delete(f"/images/{_in_path(name)}", query={"force": force})
+            await self._engine.delete(f"/images/{in_path(name)}", query={"force": force})
         except NotFound as error:
             raise ImageNotFound(missing(self._engine.provider, name)) from error
 
     async def _one(self, name: str) -> Image:
         try:
-            found = await self._engine.get(f"/images/{_in_path(name)}/json", _Listed)
+            found = await self._engine.get(f"/images/{in_path(name)}/json", _Listed)
         except NotFound as error:
             raise ImageNotFound(missing(self._engine.provider, name)) from error
         return _image(found, await self._containers(ours=True))
@@ -154,14 +146,6 @@ class Images:
         return (await self._engine.get("/version", _Version)).arch
 
 
-def full_name(name: str, *, digest: bool = True) -> str:
-    """A name as engines take it, with its tag. Raises InvalidSpec for what is none."""
-    match = _NAME.fullmatch(name)
-    if match is None or len(name) > 400 or (match["digest"] and not digest):
-        raise InvalidSpec(f"{name[:100]!r} is not a name for an image; write e.g. debian:12", field="image")
-    return name if match["tag"] or match["digest"] else f"{name}:latest"
-
-
 def with_registry(name: str) -> str:
     """What a short name means, spelled out, as some engines take one in an archive to be of their own."""
     head, slash, _ = name.partition("/")
@@ -173,11 +157,6 @@ def with_registry(name: str) -> str:
 def _untagged(name: str) -> str:
     head, _, last = name.rpartition("/")
     return f"{head}/{last.partition(':')[0]}" if head else last.partition(":")[0]
-
-
-def _in_path(name: str) -> str:
-    """A name or an id that names nothing but an image, since it becomes part of a path."""
-    return quote(name if _ID.fullmatch(name) else full_name(name), safe="/:@")
 
 
 def _image(found: _Listed, boxes: Iterable[_Container]) -> Image:

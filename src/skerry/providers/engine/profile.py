@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,7 +68,8 @@ def agent_config(spec: Spec, frame: Frame) -> str:
     config = {
         "listen": {"unix": layout.SOCKET},
         "home": layout.HOME,
-        "cwd": spec.cwd or _folder_of(frame.image) or layout.HOME,
+        "cwd": spec.cwd,
+        "image_cwd": frame.image.folder,
         "env": environment(spec, frame),
         "lifetime_s": spec.lifetime_s or None,
         "idle_s": spec.idle_s or None,
@@ -86,10 +88,6 @@ def environment(spec: Spec, frame: Frame) -> dict[str, str]:
 def _env_of(image: ImageConfig) -> dict[str, str]:
     """A snapshot's image remembers what we set for the agent alone."""
     return {name: value for name, value in image.env.items() if value or name not in _FOR_THE_AGENT}
-
-
-def _folder_of(image: ImageConfig) -> str | None:
-    return image.folder if image.folder not in ("", "/") else None
 
 
 def _host_config(spec: Spec, frame: Frame) -> dict[str, Any]:
@@ -136,7 +134,7 @@ def _tmpfs(spec: Spec, frame: Frame) -> dict[str, str]:
         tmpfs[layout.HOME] = f"{common},size={limits.disk}"
     taken = {*tmpfs, layout.HOME, *(mount["Target"] for mount in _mounts(spec, frame))}
     # Else the engine would give the box a volume of its own for each, without any limit.
-    wanted = set(frame.image.volumes) - taken
+    wanted = {posixpath.normpath(path) for path in frame.image.volumes} - {posixpath.normpath(path) for path in taken}
     return {**tmpfs, **dict.fromkeys(wanted, f"{common},size={limits.tmp}")}
 
 

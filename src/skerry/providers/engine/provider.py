@@ -165,12 +165,7 @@ class EngineProvider(ImageVerbs, Provider):
         name = layout.container_name(id)
         self._reach.forget(id)
         owned = await self._data_of(id) if volumes else []
-        try:  # what is frozen does not die until some engines lose their patience
-            await self._engine.post(f"/containers/{name}/unpause")
-        except ProviderUnavailable:
-            raise
-        except SkerryError:
-            pass  # it is not frozen, or not there
+        await self._let_go_on(id)
         try:
             await self._engine.delete(
                 f"/containers/{name}", query={"force": True, "v": True}, timeout_s=_REMOVE_TIMEOUT_S
@@ -205,6 +200,7 @@ class EngineProvider(ImageVerbs, Provider):
 
     async def stop(self, id: SandboxId) -> None:
         name = layout.container_name(id)
+        await self._let_go_on(id)
         with suppress(AgentError, ProviderError):  # what does not listen is ended all the same
             async with self._reach.client(await states.inspect(self._engine, id)) as client:
                 await client.call("shutdown", {"grace_s": _GRACE_S}, type=dict[str, Any])
@@ -287,6 +283,15 @@ class EngineProvider(ImageVerbs, Provider):
                 raise
             self._runtime.forget()
             raise CreateFailed(str(error), log=await self._last_words(id)) from error
+
+    async def _let_go_on(self, id: SandboxId) -> None:
+        """What is frozen does not die, until some engines lose their patience, or refuse."""
+        try:
+            await self._engine.post(f"/containers/{layout.container_name(id)}/unpause")
+        except ProviderUnavailable:
+            raise
+        except SkerryError:
+            pass  # it is not frozen, or not there
 
     async def _last_words(self, id: SandboxId) -> str:
         said = b""

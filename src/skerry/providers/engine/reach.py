@@ -63,12 +63,14 @@ class Reach:
         if box.state.paused:
             raise AgentUnreachable("the box is paused: let it go on first")
         # A process of that number is on every machine.
-        if self._may_be_here and straight.is_of(box.state.pid, box.id):
+        is_here = self._may_be_here and straight.is_of(box.state.pid, box.id)
+        if is_here:
             with suppress(straight.NotShared):
                 return await straight.connect(box.state.pid, timeout_s)
         await self._runtime.prepare(box.image)
         argv = [*self._runtime.argv, layout.RELAY, layout.SOCKET, f"{timeout_s:g}"]
-        return await way.through_exec(self._engine, box.id, argv)
+        process = straight.process_of(box.state.pid, box.id) if is_here else None
+        return await way.through_exec(self._engine, box.id, argv, process=process)
 
 
 def check_running(box: states.Inspected) -> None:

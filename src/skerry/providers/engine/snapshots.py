@@ -118,9 +118,12 @@ class Snapshots:
 
     @contextmanager
     def _aside(self) -> Iterator[Path]:
-        self._cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self._cache) as folder, locks.holding(Path(folder)):
-            yield Path(folder)
+        try:
+            self._cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=self._cache) as folder, locks.holding(Path(folder)):
+                yield Path(folder)
+        except OSError as error:
+            raise ProviderError(f"the files cannot be kept in {self._cache} meanwhile: {error.strerror}") from error
 
     def _remove_asides(self) -> None:
         for folder in self._cache.glob(f"{_ASIDE}*"):

@@ -150,7 +150,8 @@ async def _current_images(engine: Engine, names: set[str]) -> dict[str, str]:
 
 def _whole(name: str, known: dict[str, str]) -> str | None:
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-    return next((each for each in (tagged, f"localhost/{tagged}", f"docker.io/{tagged}") if each in known), None)
+    places = ("", "localhost/", "docker.io/", "docker.io/library/")
+    return next((place + tagged for place in places if place + tagged in known), None)
 
 
 def _full(image: str) -> str:

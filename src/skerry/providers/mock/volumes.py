@@ -6,6 +6,8 @@ import os
 import stat
 from dataclasses import dataclass
 
+import msgspec
+
 from skerry import caches
 from skerry.errors import Conflict, NotFound
 from skerry.providers.base import Volume
@@ -37,12 +39,20 @@ class Volumes:
         if spec.data is not False:
             name = f"data-{id}" if spec.name is None else f"data-{instance}-{spec.project}-{spec.name}"
             volume = Volume(
-                name=name, kind="data", project=spec.project, sandbox=id, label=spec.name or "", created_at=now
+                name=name,
+                kind="data",
+                project=spec.project,
+                sandbox=id,
+                label=spec.name or "",
+                instance=instance,
+                created_at=now,
             )
             files.mount(DATA.encode(), self._take(volume, uid))
         for cache, path in caches.mounts(spec):
             name = f"cache-{instance}-{spec.project}-{cache}"
-            volume = Volume(name=name, kind="cache", project=spec.project, label=cache, created_at=now)
+            volume = Volume(
+                name=name, kind="cache", project=spec.project, label=cache, instance=instance, created_at=now
+            )
             files.mount(os.fsencode(path), self._take(volume, uid), read_only=spec.cache is Cache.READ)
 
     def _take(self, volume: Volume, uid: int) -> Node:
@@ -74,14 +84,4 @@ class Volumes:
 
 
 def _told(kept: Kept, *, in_use: bool, sizes: bool) -> Volume:
-    volume = kept.volume
-    return Volume(
-        name=volume.name,
-        kind=volume.kind,
-        project=volume.project,
-        sandbox=volume.sandbox,
-        label=volume.label,
-        size=kept.size() if sizes else None,
-        in_use=in_use,
-        created_at=volume.created_at,
-    )
+    return msgspec.structs.replace(kept.volume, size=kept.size() if sizes else None, in_use=in_use)

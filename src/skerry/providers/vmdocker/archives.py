@@ -18,7 +18,8 @@ from skerry.errors import Conflict, ImageNotFound, ProviderError
 from skerry.progress import OnProgress, Progress
 from skerry.providers.base import Image
 from skerry.providers.engine import importing
-from skerry.providers.engine.images import full_name, with_registry
+from skerry.providers.engine.image_config import full_name
+from skerry.providers.engine.images import with_registry
 from skerry.sources import parcels
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from skerry.errors import NotFound
 from skerry.providers.base import Volume
 from skerry.providers.engine import EngineConfig, EngineProvider, Habits, image_config, tars
-from skerry.providers.engine.images import full_name
+from skerry.providers.engine.image_config import full_name
 from skerry.providers.engine.info import Info
 from skerry.providers.engine.telling import Telling, converse
 

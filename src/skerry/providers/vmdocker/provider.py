@@ -359,7 +359,7 @@ class VmDocker(Provider):
         return self._keeper.running(self._project_of(id))
 
     def _used(self) -> Counter[str]:
-        from skerry.providers.engine.images import full_name
+        from skerry.providers.engine.image_config import full_name
 
         return Counter(full_name(box.image) for box in self._projects.boxes().values() if box.image)
 

@@ -57,6 +57,18 @@ async def test_of_a_container_that_was_removed_by_hand_the_data_is_left(world: W
     assert await world.data_of() == set()
 
 
+async def test_the_data_of_a_name_goes_with_the_last_who_had_it_also_without_its_box(world: World) -> None:
+    async with world.manager() as manager:
+        await manager.destroy((await world.make(manager, name="mine")).id)
+        second = await manager.create(image=world.image, name="mine")
+        other = await manager.create(image=world.image, name="mine", project="other")
+        await world.ask("DELETE", f"/containers/skerry-{second.id}", {"force": "1", "v": "1"})
+        await manager.destroy(second.id, volumes=True)
+        left = await manager.volumes("data")
+        assert [volume.sandbox for volume in left] == [other.id]
+        await manager.destroy(other.id, volumes=True)
+
+
 async def test_a_data_volume_that_was_removed_by_hand_does_not_keep_a_sandbox_from_ending(world: World) -> None:
     async with world.manager() as manager:
         id = (await world.make(manager)).id
