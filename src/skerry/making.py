@@ -36,15 +36,19 @@ class Maker:
         ephemeral: bool = False,
         key: str | None = None,
         take_files: Callable[[], Awaitable[object]] | None = None,
+        on_known: Callable[[], None] | None = None,
     ) -> tuple[Record, bool]:
         """A sandbox that is ready, and True; or the one that was asked for by this key before, and False.
 
-        `take_files` makes the snapshot that it begins with, once the registry knows of it; its work is in there.
+        `on_known` hears of it when the registry has it, long before it is ready. `take_files` makes the snapshot that
+        it begins with, once the registry knows of it; its work is in there.
         """
         enforced = await lifecycle.admit(provider, workspace.for_box(spec))
         owners.making.add(id)
         try:
             record, is_new = await self._reserve(id, spec, ephemeral, key)
+            if on_known is not None:
+                on_known()
             if is_new:
                 told = msgspec.to_builtins(dict(enforced))
                 record = await self._boot(record, spec, provider, told, take_files)

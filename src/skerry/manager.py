@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Unpack
 
@@ -62,9 +62,19 @@ class AsyncSandboxManager(StateMethods, SnapshotMethods, VolumeMethods, ImageMet
 
         An `ephemeral` one ends with this program, however that ends.
         """
-        spec = self._complete(spec, options)
+        return await self._create(id or new_id(), self._complete(spec, options), ephemeral=ephemeral, key=key)
+
+    async def _create(
+        self,
+        id: SandboxId,
+        spec: Spec,
+        *,
+        ephemeral: bool,
+        key: str | None = None,
+        on_known: Callable[[], None] | None = None,
+    ) -> AsyncSandbox:
         provider = self.provider(spec.provider)
-        record, is_new = await self._maker.make(id or new_id(), spec, provider, ephemeral=ephemeral, key=key)
+        record, is_new = await self._maker.make(id, spec, provider, ephemeral=ephemeral, key=key, on_known=on_known)
         if not is_new:
             record = await self.wait(record.id, {State.READY, State.PAUSED, State.STOPPED})
         return self._handle(record)
@@ -241,5 +251,6 @@ class AsyncSandboxManager(StateMethods, SnapshotMethods, VolumeMethods, ImageMet
         """Compare the registry with every provider it speaks of and the default one, and repair the difference. With
         `rebuild`, what runs on an image that has a newer one by its name is made anew; volumes are kept."""
         repair = self._repair
-        found = [await repair.provider(name, dry_run=dry_run, rebuild=rebuild) for name in await self._provider_names()]
+        names = await self._provider_names(include_ended=True)  # a box may come after its end
+        found = [await repair.provider(name, dry_run=dry_run, rebuild=rebuild) for name in names]
         return [verdict for verdicts in found for verdict in verdicts]

@@ -896,9 +896,13 @@ class Fleet:
         """Start one phase. Raises WrongState if a phase that it waits for is not ready."""
         return portal.run(self._async.start_phase(phase, on_event=on_event))
 
-    def scale(self, *, on_event: OnEvent | None = None, **counts: int) -> Report:
-        """Have so many members in these phases: the missing are made, those with the highest indexes go."""
-        return portal.run(self._async.scale(on_event=on_event, **counts))
+    def scale(
+        self, phases: Mapping[str, int] | None = None, /, *, on_event: OnEvent | None = None, **counts: int
+    ) -> Report:
+        """Have so many members in these phases: the missing are made, those with the highest indexes go. `phases` is
+        for names that are no words of Python.
+        """
+        return portal.run(self._async.scale(phases, on_event=on_event, **counts))
 
     def status(self, *, timeout_s: float = 2.0) -> dict[str, MemberStatus]:
         """How each member is, by name. Every agent is asked at once; one that does not answer within `timeout_s` is

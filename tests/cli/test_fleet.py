@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from skerry.cli import fleet_lines
 from skerry.cli.fleet_lines import Lines
 from skerry.providers.mock import Mock
+from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId
 
 Call = Callable[..., tuple[int, str, str]]
@@ -428,3 +430,49 @@ def test_completion_offers_nothing_where_a_file_is_wrong(mock: Mock) -> None:
 
     write(BROKEN)
     assert ShellComplete(cli, {}, "skerry", "_").get_completions(["fleet", "stop-phase"], "") == []
+
+
+@pytest.mark.parametrize("columns", [50, 80, 120])
+@pytest.mark.parametrize("name", ["bad", "a-phase-of-a-long-name"])
+def test_a_long_error_takes_no_column_from_the_table(name: str, columns: int) -> None:
+    from rich.console import Console
+
+    from skerry.cli.fleet_view import View
+    from skerry.fleet.events import PhaseFailed
+    from skerry.fleet.model import Phase
+
+    view = View([Phase(name=name)])
+    view(PhaseFailed(phase=name, state="failed", ready=0, total=1, duration_s=3.0, error="no " * 60))
+    console = Console(width=columns, color_system=None)
+    with console.capture() as drawn:
+        console.print(view.draw())
+    header, row = drawn.get().splitlines()
+    assert header.split()[:4] == ["PHASE", "STATE", "READY", "TIME"]
+    assert row.split()[:4] == [name, "failed", "0/1", "3.0s"]
+
+
+@pytest.mark.parametrize("counts", [("workers=2", "workers=3"), ("workers=" + "9" * 5000,), ("workers",)])
+def test_scale_refuses_what_is_no_count(mock: Mock, call: Call, counts: tuple[str, ...]) -> None:
+    write(FLEET)
+    code, _, err = call("fleet", "scale", *counts)
+    assert code == 125
+    assert "see `skerry fleet scale --help`" in err
+
+
+def test_a_member_for_which_this_machine_has_no_file_left_keeps_no_other_from_answering(
+    mock: Mock, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(FLEET)
+    assert call("fleet", "up")[0] == 0
+    ping = AsyncSandbox.ping
+
+    async def ping_or_not(self: AsyncSandbox) -> object:
+        if self.spec.name == ALL[1]:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await ping(self)
+
+    monkeypatch.setattr(AsyncSandbox, "ping", ping_or_not)
+    code, out, err = call("fleet", "exec", "workers", "--", "echo", "x")
+    assert code == 125
+    assert sorted(line.split(" | ")[0] for line in out.splitlines()) == ALL[2:]
+    assert f"{ALL[1]}: its agent cannot be reached: Too many open files" in err

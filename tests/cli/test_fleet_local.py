@@ -141,3 +141,16 @@ def test_a_terminal_has_colours_and_a_status_that_stays_in_its_place(
         watching.wait_for("agent-workers-003")
     watching.type("\x03")
     assert watching.wait() == 130
+
+
+@pytest.mark.usefixtures("clear")
+def test_a_status_that_is_watched_is_no_longer_than_the_terminal(
+    skerry: Run, open_screen: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert skerry("fleet", "up").returncode == 0
+    watching = open_screen("fleet", "status", "-w")
+    watching.resize(5, 60)
+    watching.wait_for("... and 2 more")
+    watching.type("\x03")
+    assert watching.wait() == 130

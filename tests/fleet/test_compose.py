@@ -174,7 +174,7 @@ def test_what_a_service_waits_for_can_be_a_list() -> None:
             "{image: x, healthcheck: {test: a, interval: 5}}",
             "interval: must be a duration such as 30s or 1m30s, and is 5",
         ),
-        ("{image: x, network_mode: service:b}", "Invalid enum value 'service:b'"),
+        ("{image: x, network_mode: service:b}", "network: 'service:b' must be one of none"),
         ("{image: x, x-skerry: {counts: 3}}", "x-skerry: unknown field 'counts'; did you mean 'count'?"),
         ("[]", "it: must be a table"),
     ],

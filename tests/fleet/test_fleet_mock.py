@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from manager.world import until
 
-from skerry.errors import AgentUnreachable, Conflict, CreateFailed, NotFound, ProviderError, WrongState
+from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidFleet, NotFound, ProviderError, WrongState
 from skerry.fleet.events import MemberCreating, MemberReady, PhaseReady, PhaseStarted
 from skerry.fleet.fleet import AsyncFleet
 from skerry.fleet.model import File, Healthcheck, OnFailure
@@ -554,3 +554,37 @@ async def test_a_listener_that_fails_holds_up_nothing(
 
     assert (await AsyncFleet(manager, fleet_of(phase("a", 2))).up(on_event=fail)).ok
     assert "whoever listens" in caplog.text
+
+
+async def test_two_starts_that_make_members_in_different_orders_do_not_wait_for_each_other(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    """One at a time here, all at once there: the second must not take what the first will want."""
+    spec = fleet_of(phase("a", 3, setup=("sleep 1",)), phase("b", 3, setup=("sleep 1",)), max_parallel=1)
+    first = asyncio.create_task(AsyncFleet(manager, spec).up())
+
+    async def begun() -> bool:
+        return bool(mock.host.boxes)
+
+    await until(begun)
+    eager = msgspec.structs.replace(spec, max_parallel=16)
+    async with asyncio.timeout(30):
+        reports = await asyncio.gather(first, AsyncFleet(manager, eager).up(), AsyncFleet(manager, spec).up())
+    assert all(report.ok for report in reports)
+    await agree(manager, mock)
+    assert len(mock.host.boxes) == 6
+
+
+async def test_a_phase_whose_provider_is_not_there_is_refused_before_any_other_starts(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    lost = phase("b", 1, "a", spec=Spec(provider="dokcer"))
+    with pytest.raises(InvalidFleet, match="phase 'b': no provider is called 'dokcer'"):
+        await AsyncFleet(manager, fleet_of(phase("a"), lost)).up()
+    assert await nothing_left(manager, mock)
+
+
+async def test_phases_of_any_name_can_be_scaled(manager: AsyncSandboxManager) -> None:
+    fleet = AsyncFleet(manager, fleet_of(phase("self"), phase("on_event"), phase("a-b")))
+    assert (await fleet.scale({"self": 2, "on_event": 0, "a-b": 2})).ok
+    assert await names(manager) == ["agent-a-b-001", "agent-a-b-002", "agent-self-001", "agent-self-002"]

@@ -255,7 +255,7 @@ phases:
         ("{pids: 1}", "pids: 1 is out of range"),
         ("{timeout: soon}", "timeout: 'soon' is not a duration"),
         ("{timeout: .inf}", "timeout: inf is not a duration"),
-        ("{network: moon}", "Invalid enum value 'moon'"),
+        ("{network: moon}", "network: 'moon' must be one of none"),
         ("{env: {A: [1]}}", "env: 'A' must be a text, and is a list"),
         ("{env: [A=1, A=2]}", "env: 'A' is given twice"),
         ("{env: {SKERRY_INDEX: 3}}", "env: SKERRY_INDEX is set for each member"),

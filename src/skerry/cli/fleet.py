@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from skerry.records import Record
 
 T = TypeVar("T")
+_DIGITS = 10
 
 
 @click.group()
@@ -210,18 +211,20 @@ def scale(file: str | None, provider: str | None, counts: tuple[str, ...], as_js
     What is missing is started, those with the highest numbers go. The next `up` goes by the file again.
     """
     wanted = dict(_count(text) for text in counts)
+    if len(wanted) < len(counts):
+        raise click.UsageError("a phase is named twice", click.get_current_context())
     spec = changed(load(path_of(file)), provider).scaled(wanted)
     from skerry import config
     from skerry.cli.fleet_up import bring_up
 
     return bring_up(
-        config.load(), spec, wanted, lambda fleet, on_event: fleet.scale(on_event=on_event, **wanted), as_json
+        config.load(), spec, wanted, lambda fleet, on_event: fleet.scale(wanted, on_event=on_event), as_json
     )
 
 
 def _count(text: str) -> tuple[str, int]:
     phase, _, number = text.partition("=")
-    if not (phase and number.isdecimal()):
+    if not (phase and number.isdecimal() and len(number) < _DIGITS):
         raise click.UsageError(f"{text!r} is not PHASE=N", click.get_current_context())
     return phase, int(number)
 

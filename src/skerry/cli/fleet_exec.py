@@ -10,7 +10,7 @@ from skerry.cli.fleet_lines import Lines
 from skerry.cli.output import output_data, print_json_line, say
 from skerry.cli.registry import error_data
 from skerry.cli.running import Job
-from skerry.errors import CallTimeout, SkerryError
+from skerry.errors import AgentUnreachable, CallTimeout, SkerryError
 from skerry.manager import AsyncSandboxManager
 from skerry.records import Record
 from skerry.sandbox import AsyncSandbox
@@ -48,6 +48,8 @@ async def reach(manager: AsyncSandboxManager, record: Record) -> AsyncSandbox:
             await sandbox.ping()
     except TimeoutError:
         raise CallTimeout(f"its agent did not answer within {_REACH_S:g} s") from None
+    except OSError as error:  # we may have no more files to open
+        raise AgentUnreachable(f"its agent cannot be reached: {error.strerror or error}") from error
     return sandbox
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import defaultdict
@@ -55,7 +56,9 @@ async def show_status(fleet: AsyncFleet, watch: bool, as_json: bool) -> None:
         members = await fleet.status()
         if redraw:
             click.echo(_HOME, nl=False)
-        _print_status(members, watch, as_json)
+            _print_screen([_status_row(member) for member in members.values()])
+        else:
+            _print_status(members, watch, as_json)
         if not watch:
             return
         await asyncio.sleep(_EVERY_S)
@@ -69,6 +72,15 @@ def _print_status(members: dict[str, MemberStatus], watch: bool, as_json: bool) 
         print_json_line(data) if watch else print_json(data)
     else:
         print_table(_STATUS, [_status_row(member) for member in members.values()])
+
+
+def _print_screen(rows: Sequence[Sequence[str]]) -> None:
+    """No more than the terminal has lines for, or its head would be out of sight."""
+    room = max(1, os.get_terminal_size(sys.stdout.fileno()).lines - 3)
+    shown = rows if len(rows) <= room + 1 else rows[:room]
+    print_table(_STATUS, shown)
+    if len(shown) < len(rows):
+        echo(f"... and {len(rows) - len(shown)} more")
 
 
 def _status_row(member: MemberStatus) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skerry.cli.output import printable
+from skerry.config import variable
 from skerry.fleet.events import (
     FleetEvent,
     MemberCreating,
@@ -104,21 +105,24 @@ class View:
         self.note = ""
 
     def draw(self) -> Group:
-        """The table as it is now; only the last column gives way where the terminal is narrow."""
+        """The table as it is now. Where the terminal is narrow its right edge is cut, so that an error that is long
+        takes nothing from the columns before it. A thread draws, so rows may come meanwhile."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        rows = [[printable(cell) for cell in row.cells(name)] for name, row in self.rows.items()]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for at, title in enumerate(_HEADER):
-            width = max(len(cells[at]) for cells in (_HEADER, *rows))
-            least = None if title == _HEADER[-1] else width
-            table.add_column(title, no_wrap=True, overflow="ellipsis", min_width=least)
-        for row, (phase, state, *rest, error) in zip(self.rows.values(), rows, strict=True):
-            style = _COLOURS.get(row.state, _WRONG)
-            table.add_row(Text(phase), Text(state, style), *map(Text, rest), Text(error, _WRONG))
-        return Group(table, Text(self.note, "yellow")) if self.note else Group(table)
+        known = list(self.rows.items())
+        rows = [[printable(cell) for cell in row.cells(name)] for name, row in known]
+        widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+        lines = [Text("  ".join(map(str.ljust, _HEADER, widths)).rstrip(), "bold")]
+        for (_, row), cells in zip(known, rows, strict=True):
+            phase, state, *rest, error = map(str.ljust, cells, widths)
+            styled = ((phase, ""), (state, _COLOURS.get(row.state, _WRONG)), *((cell, "") for cell in rest))
+            lines.append(Text("  ").join(Text(*cell) for cell in (*styled, (error.rstrip(), _WRONG))))
+        if self.note:
+            lines.append(Text(self.note, "yellow"))
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        return Group(*lines)
 
 
 @contextmanager
@@ -136,7 +140,8 @@ def shown(view: View, as_json: bool) -> Iterator[None]:
 
 
 def is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
+    """Whether it is one on which a table can live."""
+    return sys.stderr is not None and sys.stderr.isatty() and variable("TERM") not in ("dumb", "unknown")
 
 
 def print_event(event: FleetEvent) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 from skerry.fleet.events import (
     MemberCreating,
@@ -16,7 +17,7 @@ from skerry.fleet.events import (
     PhaseStarted,
     Teller,
 )
-from skerry.fleet.member import EndedByOthers, MemberMaker, Ready
+from skerry.fleet.member import EndedByOthers, MemberMaker, Place, Ready, Row
 from skerry.fleet.model import OnFailure, Phase
 from skerry.fleet.plan import Change, Kind
 from skerry.fleet.removing import remove
@@ -76,10 +77,11 @@ class Attempt:
         self, changes: Sequence[Change], records: Mapping[str, Record], timeout_s: float | None
     ) -> bool:
         """Until each member is ready or has failed; True if the time was over before."""
+        row = Row(len(changes))
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for change in changes:
-                    self._tasks.append(group.create_task(self._member(change, records.get(change.name))))
+                for at, change in enumerate(changes):
+                    self._tasks.append(group.create_task(self._member(change, records.get(change.name), row, at)))
         except TimeoutError:
             for change in changes:
                 if change.name not in self._ready:
@@ -87,23 +89,33 @@ class Attempt:
             return True
         return False
 
-    async def _member(self, change: Change, holder: Record | None) -> None:
-        async with self._own_slots, self._slots:
-            began = _now()
-            if change.kind is not Kind.KEEP:
-                self._teller.tell(MemberCreating(phase=change.phase, member=change.name))
-            try:
-                ready = await self._maker.ensure(self._phase, change, holder)
-            except Exception as error:  # whatever a provider raises is this member's failure
-                self._note_failure(change.name, error)
-                if self._phase.on_failure is OnFailure.FAIL_FAST or self._ended_by_others:
-                    self._give_up()
-                return
-            self._ready[change.name] = ready
-            duration_s, kept = _now() - began, not ready.is_new
-            self._teller.tell(
-                MemberReady(phase=change.phase, member=change.name, id=ready.id, duration_s=duration_s, kept=kept)
-            )
+    async def _member(self, change: Change, holder: Record | None, row: Row, at: int) -> None:
+        began: float | None = None
+
+        @asynccontextmanager
+        async def room() -> AsyncIterator[None]:
+            nonlocal began
+            async with self._own_slots, self._slots:
+                if began is None:
+                    began = _now()
+                    if change.kind is not Kind.KEEP:
+                        self._teller.tell(MemberCreating(phase=change.phase, member=change.name))
+                yield
+
+        try:
+            ready = await self._maker.ensure(self._phase, change, holder, Place(row, at, room))
+        except Exception as error:  # whatever a provider raises is this member's failure
+            self._note_failure(change.name, error)
+            if self._phase.on_failure is OnFailure.FAIL_FAST or self._ended_by_others:
+                self._give_up()
+            return
+        finally:
+            row.past(at)
+        self._ready[change.name] = ready
+        duration_s, kept = _now() - (began or _now()), not ready.is_new
+        self._teller.tell(
+            MemberReady(phase=change.phase, member=change.name, id=ready.id, duration_s=duration_s, kept=kept)
+        )
 
     def _give_up(self) -> None:
         """Not by an error through the group: a group that has one to tell keeps a cancellation of ours to itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Self, Unpack
@@ -14,9 +14,12 @@ from skerry.errors import (
     AgentUnreachable,
     CallInterrupted,
     CallTimeout,
+    InvalidFleet,
     NotFound,
+    Problem,
     ProviderError,
     SkerryError,
+    Unsupported,
     WrongState,
 )
 from skerry.fleet.broadcast import MemberOutcome, OnOutput, broadcast, choose, run
@@ -29,13 +32,14 @@ from skerry.fleet.report import Report
 from skerry.fleet.roster import Roster
 from skerry.fleet.starting import Start
 from skerry.fleet.status import UNREACHABLE, Looker, MemberStatus, by_phase, is_ready
-from skerry.lifecycle import run_to_end
+from skerry.lifecycle import refuse_unknown, run_to_end
 from skerry.manager import AsyncSandboxManager
 from skerry.processes import ExecOptions
 from skerry.records import Record
 from skerry.results import ExecResult
 from skerry.sandbox import AsyncSandbox
 from skerry.spec import SandboxId
+from skerry.workspace import for_box
 
 _ROUNDS = 20
 """How often those are looked for that another program made while we destroyed the others."""
@@ -101,8 +105,12 @@ class AsyncFleet:
         await self._refuse_unready(spec, spec.phase(phase), set())
         return await self._start(spec, [phase], on_event)
 
-    async def scale(self, *, on_event: OnEvent | None = None, **counts: int) -> Report:
-        """Have so many members in these phases: the missing are made, those with the highest indexes go."""
+    async def scale(
+        self, phases: Mapping[str, int] | None = None, /, *, on_event: OnEvent | None = None, **counts: int
+    ) -> Report:
+        """Have so many members in these phases: the missing are made, those with the highest indexes go. `phases` is
+        for names that are no words of Python."""
+        counts = {**(phases or {}), **counts}
         spec = self._spec().scaled(counts)
         for name in counts:
             await self._refuse_unready(spec, spec.phase(name), set(counts))
@@ -112,6 +120,7 @@ class AsyncFleet:
     async def _start(
         self, spec: FleetSpec, phases: Sequence[str], on_event: OnEvent | None, *, is_whole: bool = False
     ) -> Report:
+        self._refuse_unknown(spec.phase(name) for name in phases)
         start = Start(self._manager, spec, phases, self._roster, self._locks, Teller(self.name, on_event))
         self._starts.add(start)
         try:
@@ -119,6 +128,17 @@ class AsyncFleet:
             return await start.run(is_whole=is_whole)
         finally:
             self._starts.discard(start)
+
+    def _refuse_unknown(self, phases: Iterable[Phase]) -> None:
+        """Also the last phase's provider is there and knows every field, before the first one starts."""
+        wrong = []
+        for phase in phases:
+            try:
+                refuse_unknown(self._manager.provider(phase.spec.provider), for_box(phase.spec))
+            except (NotFound, Unsupported) as error:
+                wrong.append(Problem(0, 0, f"phase {phase.name!r}: {error}"))
+        if wrong:
+            raise InvalidFleet(wrong)
 
     async def _look_at_hosts(self, phases: Sequence[str]) -> None:
         """Boxes may have died unseen: the registry is told before anything is decided by it."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import msgspec
 
@@ -43,6 +46,37 @@ class Ready(msgspec.Struct, frozen=True):
     """It was made now, and is on trial until its phase is decided."""
 
 
+class Row:
+    """Members of a phase take their names in the order of their indexes: of two programs that start one phase at once
+    one has its first member then, for which the other waits with empty hands. Else each could have what the other
+    waits for."""
+
+    def __init__(self, count: int) -> None:
+        self._due = [asyncio.Event() for _ in range(count + 1)]
+        self._past: set[int] = set()
+        self._first = 0
+        self._due[0].set()
+
+    async def due(self, at: int) -> None:
+        """Until all before have their names, or need none any more."""
+        await self._due[at].wait()
+
+    def past(self, at: int) -> None:
+        self._past.add(at)
+        while self._first in self._past:
+            self._first += 1
+            self._due[self._first].set()
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where in the row a member is."""
+
+    row: Row
+    at: int
+    room: Callable[[], AbstractAsyncContextManager[None]]
+    """What it takes while it is worked on, but not while it waits."""
+
+
 class MemberMaker:
     """Members are made `ephemeral`, with the label that their setup is pending: if this program dies before their phase
     is decided, the next reconcile removes them."""
@@ -51,26 +85,29 @@ class MemberMaker:
         self._manager = manager
         self._fleet = fleet
 
-    async def ensure(self, phase: Phase, change: Change, holder: Record | None) -> Ready:
+    async def ensure(self, phase: Phase, change: Change, holder: Record | None, place: Place) -> Ready:
         """The member as it should be: the one that is there, or a new one. `holder` is who has its name now."""
         for _ in range(_TRIES):
             if holder is not None and _is_on_trial(holder):
                 holder = await self._wait_for_other(holder)
-            # The plan may be older than whoever has the name now.
-            change = self._judge(phase, change.index, holder)
             if holder is not None:
-                is_fit = change.kind in (Kind.KEEP, Kind.START)
-                if is_fit and await self._wake(phase, change, holder):
-                    return Ready(holder.id, is_new=False)
-                await self._manager.destroy(holder.id)
-            try:
-                return await self._make(phase, change.index)
-            except Conflict as conflict:
-                holder = await self._holder(change.name, conflict)
+                # The plan may be older than whoever has the name now.
+                change = self._judge(phase, change.index, holder)
+                async with place.room():
+                    is_fit = change.kind in (Kind.KEEP, Kind.START)
+                    if is_fit and await self._wake(phase, change, holder):
+                        return Ready(holder.id, is_new=False)
+                    await self._manager.destroy(holder.id)
+            await place.row.due(place.at)
+            async with place.room():
+                try:
+                    return await self._make(phase, change.index, place)
+                except Conflict as conflict:
+                    holder = await self._holder(change.name, conflict)
         raise Conflict(f"{change.name} is changed all the time by other programs; try again")
 
-    def _judge(self, phase: Phase, index: int, holder: Record | None) -> Change:
-        member = None if holder is None else member_of(holder)
+    def _judge(self, phase: Phase, index: int, holder: Record) -> Change:
+        member = member_of(holder)
         changes = diff(self._fleet, [] if member is None else [member]).of(phase.name)
         return next(change for change in changes if change.index == index and change.kind is not Kind.DESTROY)
 
@@ -113,12 +150,15 @@ class MemberMaker:
             return False
         return True
 
-    async def _make(self, phase: Phase, index: int) -> Ready:
+    async def _make(self, phase: Phase, index: int, place: Place) -> Ready:
         id = new_id()
         in_work.add(id)
         try:
             spec = phase.member_spec(self._fleet.name, index)
-            sandbox = await self._manager.create(spec, id=id, ephemeral=True)
+            # Let the next in the row go on as soon as the registry has this one.
+            on_known = partial(place.row.past, place.at)
+            whole = self._manager._complete(spec, {})
+            sandbox = await self._manager._create(id, whole, ephemeral=True, on_known=on_known)
             try:
                 await _prepare(sandbox, phase)
             except BaseException as error:
