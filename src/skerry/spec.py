@@ -66,6 +66,9 @@ class Cache(StrEnum):
     """What is put there is there for every sandbox of the project."""
 
 
+_CHOICES = {"network": tuple(Network), "cache": tuple(Cache)}
+
+
 class Mount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A folder or file of the host that the box sees."""
 
@@ -191,6 +194,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What `run_code` takes when it is given no language."""
 
     def __post_init__(self) -> None:
+        _check_characters(self)
         _check_limits(self)
         _check_text(self)
         _check_env(self.env)
@@ -208,7 +212,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, InvalidSpec):
                 raise error.__cause__ from None
-            raise InvalidSpec(f"spec: {error}", field=_field_of(error)) from None
+            field = _field_of(error)
+            if field in _CHOICES:
+                message = f"{field}: {fields[field]!r} must be one of {', '.join(_CHOICES[field])}"
+                raise InvalidSpec(message, field=field) from None
+            raise InvalidSpec(f"spec: {error}", field=field) from None
 
     def but(self, **options: Unpack[SpecOptions]) -> Spec:
         """This spec with some fields changed."""
@@ -281,6 +289,15 @@ def _check_text(spec: Spec) -> None:
     for key, value in spec.labels.items():
         if not _LABEL.fullmatch(key) or len(value) > 256 or not value.isprintable():
             raise InvalidSpec(f"labels: {key!r} is not a short printable label", field="labels")
+
+
+def _check_characters(spec: Spec) -> None:
+    """Bytes of the command line that are no text can be neither written down nor sent."""
+    for field, value in msgspec.to_builtins(spec).items():
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            raise InvalidSpec(f"{field}: it holds bytes that are not UTF-8", field=field) from None
 
 
 def _check_env(env: Mapping[str, str]) -> None:

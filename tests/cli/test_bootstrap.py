@@ -73,6 +73,17 @@ def test_without_a_python_it_says_what_it_needs(checkout: Path, tmp_path: Path) 
     assert "needs Python 3.11" in done.stderr
 
 
+def test_packages_that_cannot_be_installed_are_our_failure(checkout: Path, tmp_path: Path) -> None:
+    shutil.copy(CHECKOUT / "scripts/bootstrap", checkout / "scripts")
+    shutil.rmtree(checkout / ".venv")
+    write_program(tmp_path / "bin/bwrap", "")
+    write_program(tmp_path / "bin/uv", '[ "$1" = --version ] || { echo no route >&2; exit 2; }')
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    done = subprocess.run([checkout / "skerry"], env=env, capture_output=True, text=True)
+    assert done.returncode == 125
+    assert "no route\nskerry: cannot set up" in done.stderr
+
+
 def test_a_clone_works_from_nothing_even_when_two_start_at_once(tmp_path: Path) -> None:
     for name in ("skerry", "pyproject.toml", "uv.lock", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, tmp_path)

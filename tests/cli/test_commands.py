@@ -104,6 +104,20 @@ def test_closed_standard_streams_are_no_error() -> None:
     assert subprocess.run(["bash", "-c", script, sys.executable]).returncode == 0
 
 
+@pytest.mark.parametrize("args", ["config", "config --json", "--help"])
+def test_output_that_finds_no_room_is_told_and_is_no_bug(args: str) -> None:
+    script = f"exec \"$0\" -c 'from skerry.cli import main; main()' {args} > /dev/full"
+    done = subprocess.run(["bash", "-c", script, sys.executable], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (125, "skerry: cannot write the output: No space left on device\n")
+
+
+def test_what_the_character_set_lacks_is_no_failure(skerry, own_settings: Path) -> None:
+    own_settings.write_text('state_dir = "/tmp/\u6f22"\n')
+    done = skerry("config", env={"PYTHONIOENCODING": "latin-1"})
+    assert done.returncode == 0, done.stderr
+    assert b"/tmp/? " in done.stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_that_the_shell_accepts(call, shell: str) -> None:
     code, out, _ = call("completion", shell)
@@ -120,6 +134,11 @@ def test_completion_offers_the_providers(skerry, words: str) -> None:
     count = str(len(words.split()))
     done = skerry(env={"_SKERRY_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count})
     assert done.stdout.decode().split() == [f"plain,{name}" for name in providers.names()]
+
+
+def test_completion_offers_files_to_copy(skerry) -> None:
+    done = skerry(env={"_SKERRY_COMPLETE": "bash_complete", "COMP_WORDS": "skerry cp ./no", "COMP_CWORD": "2"})
+    assert done.stdout.split() == [b"file,./no"]
 
 
 def test_doctor_tells_each_provider_and_its_fix(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +159,24 @@ def test_doctor_survives_a_provider_that_breaks(call, monkeypatch: pytest.Monkey
     code, out, _ = call("doctor")
     assert code == 125
     assert "division by zero" in out
+
+
+def test_doctor_tells_of_a_default_provider_that_nobody_knows(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKERRY_PROVIDER", "nonsense")
+    code, out, _ = call("doctor")
+    assert code == 125
+    assert "nonsense (default)  no provider is called 'nonsense'" in out
+
+
+def test_doctor_tells_of_a_state_folder_that_is_none(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "file"))
+    assert f"{tmp_path}/file: not writable" in call("doctor")[1]
+
+
+def test_doctor_survives_a_state_folder_that_cannot_be_looked_at(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKERRY_STATE_DIR", f"/tmp/{'x' * 300}")  # as with one that is not ours: no answer but an error
+    assert call("doctor")[1].startswith("ok  host ")
 
 
 def test_doctor_tells_how_each_limit_is_held(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +202,26 @@ def test_check_says_what_it_needs_when_pytest_is_missing(call, monkeypatch: pyte
     code, _, err = call("check", "mock")
     assert code == 125
     assert "skerry[testing]" in err
+
+
+def test_an_unknown_option_is_an_object_with_json_too(call) -> None:
+    code, out, err = call("ps", "--nonsense", "--json")
+    assert (code, err) == (125, "")
+    assert json.loads(out)["error"]["code"] == "usage"
+
+
+def test_a_wrong_choice_names_those_there_are(call) -> None:
+    assert call("run", "--network", "wide", "true") == (
+        125, "", "skerry: network: 'wide' must be one of none, host, bridge\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["-e", "-w", "-v", "--root", "--label"])
+def test_bytes_that_are_no_text_are_refused(call, option: str) -> None:
+    code, _, err = call("run", option, "/k=\udcff:/x", "true")
+    assert code == 125
+    assert "bug" not in err
+    assert "UTF-8" in err or option == "--label"
 
 
 def test_json_errors_of_a_wrong_spec(call) -> None:

@@ -4,11 +4,13 @@ import io
 import os
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from .conftest import PROGRAM, Run
+from .screen import Screen
 
 pytestmark = pytest.mark.usefixtures("box")
 
@@ -142,3 +144,18 @@ def test_a_reader_that_goes_away_ends_the_copy_quietly(skerry: Run) -> None:
         process.stdout.close()
         assert process.wait(20) == 141
         assert process.stderr.read() == b""
+
+
+def test_a_closed_standard_input_is_an_empty_one(skerry: Run) -> None:
+    script = "exec \"$0\" -c 'from skerry.cli import main; main()' cp - box:/tmp/empty <&-"
+    assert subprocess.run(["bash", "-c", script, PROGRAM[0]], timeout=30).returncode == 0
+    assert inside(skerry, "stat", "-c", "%s", "/tmp/empty") == b"0\n"
+
+
+def test_ctrl_c_ends_a_copy_of_what_is_typed(skerry: Run, open_screen: Callable[..., Screen]) -> None:
+    screen = open_screen("cp", "-", "box:/tmp/typed")
+    screen.type("something\r")
+    screen.wait_for("copying")
+    screen.type("\x03")
+    assert screen.wait() == 130
+    assert skerry("exec", "box", "ls", "/tmp/typed").returncode != 0

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from skerry.cli.options import _STATES
 from skerry.lifecycle import State
 
 from .conftest import PROGRAM, Run, ids
+from .screen import Screen
 
 pytestmark = pytest.mark.usefixtures("boxes")
 
@@ -259,3 +262,16 @@ def test_a_registry_that_cannot_be_read_completes_nothing(skerry: Run, tmp_path:
     words = {"_SKERRY_COMPLETE": "bash_complete", "COMP_WORDS": "skerry rm ", "COMP_CWORD": "2"}
     done = skerry(env={**words, "SKERRY_STATE_DIR": str(state)})
     assert (done.returncode, done.stdout, done.stderr) == (0, b"\n", b"")
+
+
+def test_what_takes_long_shows_that_it_goes_on(
+    open_screen: Callable[..., Screen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/mute.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/mute.sock")
+        listener.listen()
+        screen = open_screen("snapshot", "ls", "--provider", "docker")
+        screen.wait_for("asking the providers")
+        screen.type("\x03")
+        assert screen.wait() == 130

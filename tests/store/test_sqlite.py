@@ -151,6 +151,12 @@ async def test_a_file_that_is_something_else_is_damage_and_left_as_it_is(path: P
     assert path.read_bytes() == content
 
 
+async def test_a_folder_that_is_a_file_is_named(path: Path) -> None:
+    path.parent.touch()
+    with pytest.raises(StoreUnavailable, match=f"{path.parent} is no folder"):
+        await Store.open(str(path))
+
+
 async def test_another_programs_database_is_not_taken(path: Path) -> None:
     path.parent.mkdir()
     with sqlite3.connect(path) as connection:

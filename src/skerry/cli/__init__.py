@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -89,6 +90,8 @@ def cli() -> None:
 def main() -> None:
     """What the `skerry` program does."""
     _open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what the user's character set lacks is a ?, and no failure
     sys.exit(invoke(sys.argv[1:]))
 
 
@@ -103,7 +106,9 @@ def invoke(args: Sequence[str]) -> int:
     except BaseException as error:
         from skerry.cli.errors import report
 
-        return report(error, as_json=bool(wants_json))
+        # The parser gives up at an option that nobody knows, before it has told us of --json.
+        unread = isinstance(error, click.NoSuchOption) and "--json" in args
+        return report(error, as_json=bool(wants_json) or unread)
 
 
 def _open_missing_streams() -> None:

@@ -31,7 +31,9 @@ def command(provider: str, image: str | None, runtime: str | None, as_json: bool
 
     asyncio.run(_can_run(load().load_provider(provider)))
     if importlib.util.find_spec("pytest") is None or importlib.util.find_spec("anyio") is None:
-        raise click.ClickException("the suite needs pytest: pip install 'skerry[testing]'")
+        raise click.ClickException(
+            "the suite needs pytest: pip install 'skerry[testing]', or scripts/bootstrap in a checkout"
+        )
     with tempfile.TemporaryDirectory(prefix="skerry-check-") as folder:
         report = Path(folder, "report.xml")
         fields = [f"--skerry-{name}={value}" for name, value in (("image", image), ("runtime", runtime)) if value]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import posixpath
-import sys
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from skerry.cli.output import spinner
 from skerry.cli.pipes import write_all
+from skerry.cli.terminal import STDIN
 
 if TYPE_CHECKING:
     from skerry.sandbox import AsyncSandbox
 
 _HERE = ("", ".", "..")
+_PATH = click.Path()  # so that a shell completes files
 
 
 class Place(NamedTuple):
@@ -34,8 +38,8 @@ class Place(NamedTuple):
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=_PATH)
+@click.argument("target", type=_PATH)
 def command(source: str, target: str) -> None:
     """Copy files and folders into a sandbox or out of it.
 
@@ -68,10 +72,11 @@ def command(source: str, target: str) -> None:
 async def _into(sandbox: AsyncSandbox, local: str, remote: str) -> None:
     is_folder = await _is_folder(sandbox, remote)
     if local == "-":
-        if is_folder or remote.endswith("/"):
-            await sandbox.files.write_tar(remote, sys.stdin.buffer)
-        else:
-            await sandbox.files.write(remote, sys.stdin.buffer)
+        with _standard_input() as data:
+            if is_folder or remote.endswith("/"):
+                await sandbox.files.write_tar(remote, data)
+            else:
+                await sandbox.files.write(remote, data)
         return
     name = posixpath.basename(local.rstrip("/"))
     inside = (is_folder or remote.endswith("/")) and name not in _HERE
@@ -87,6 +92,26 @@ async def _out_of(sandbox: AsyncSandbox, remote: str, local: str) -> None:
     name = posixpath.basename(remote.rstrip("/"))
     inside = os.path.isdir(local) and name not in _HERE
     await sandbox.files.download(remote, os.path.join(local, name) if inside else local)
+
+
+class _Input(NamedTuple):
+    """Standard input, until the other file has ended."""
+
+    ended: int
+
+    def read(self, size: int, /) -> bytes:
+        ready, _, _ = select.select([STDIN, self.ended], [], [])
+        return b"" if self.ended in ready else os.read(STDIN, size)
+
+
+@contextmanager
+def _standard_input() -> Iterator[_Input]:
+    """Standard input for a thread, which is let go at the end: one that waits for a key would outlast Ctrl-C."""
+    ended, end = os.pipe()  # the reading side stays open: the thread may still look at it
+    try:
+        yield _Input(ended)
+    finally:
+        os.close(end)
 
 
 async def _is_folder(sandbox: AsyncSandbox, path: str) -> bool:

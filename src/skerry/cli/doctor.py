@@ -41,7 +41,8 @@ async def _examine_all(config: Config) -> list[dict[str, Any]]:
     from skerry import providers
 
     async with spinner("looking at the providers"), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_examine(config, name)) for name in providers.names()]
+        names = sorted({*providers.names(), config.provider})  # a default that nobody knows is a finding too
+        tasks = [group.create_task(_examine(config, name)) for name in names]
     return [task.result() for task in tasks]
 
 
@@ -79,14 +80,14 @@ async def _ask(config: Config, name: str) -> dict[str, Any]:
 
 def _host(config: Config) -> dict[str, Any]:
     state = Path(config.state_dir)
-    nearest = next(folder for folder in (state, *state.parents) if folder.exists())
+    nearest = next(folder for folder in (state, *state.parents) if os.path.exists(folder))
     return {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().machine}",
         "cgroup": _cgroup_version(),
         "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
         "state_dir": str(state),
-        "state_dir_writable": os.access(nearest, os.W_OK),
+        "state_dir_writable": nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
         "disk_free_bytes": shutil.disk_usage(nearest).free,
     }
 

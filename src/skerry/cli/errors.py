@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from skerry.errors import SkerryError
 OURS = 125
 TIMED_OUT = 124
 NOT_FOUND = 127
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -79,6 +81,10 @@ def report(error: BaseException, *, as_json: bool) -> int:
         case BrokenPipeError():
             _drop_stdout()
             return BROKEN_PIPE
+        case OSError() if error.errno in _NO_ROOM:
+            _drop_stdout()
+            say(f"cannot write {error.filename or 'the output'}: {error.strerror}")
+            return OURS
         case _:
             return _report_unexpected(error, as_json)
 

@@ -34,7 +34,8 @@ def command(max_timeout: str, max_output: str, **options: Any) -> int:
     try:
         from skerry.surfaces.mcp import Limits
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"the package {error.name!r} is missing: pip install 'skerry[mcp]'") from None
+        fix = "pip install 'skerry[mcp]', or scripts/bootstrap in a checkout"
+        raise click.ClickException(f"the package {error.name!r} is missing: {fix}") from None
     config, spec = make_spec(options)
     warn_of_network(spec.network)
     limits = Limits(

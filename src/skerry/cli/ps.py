@@ -26,7 +26,7 @@ def command(ended: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     wanted = make_filter(options, include_ended=ended)
     from skerry.cli.registry import record_data, with_manager
 
-    records = with_manager(lambda manager: manager.list(wanted), repair=True)
+    records = with_manager(lambda manager: manager.list(wanted), repair=True, doing="looking at the sandboxes")
     if as_json:
         print_json([record_data(record) for record in records])
     elif quiet:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from skerry.cli.errors import OURS
-from skerry.cli.output import echo, print_json, say
+from skerry.cli.output import echo, print_json, say, spinner
 from skerry.config import load
 from skerry.errors import SkerryError
 from skerry.manager import AsyncSandboxManager
@@ -35,11 +35,19 @@ class Result(NamedTuple):
         return {"reference": self.reference, "ok": False, "error": error_data(self.error)}
 
 
-def with_manager(work: Callable[[AsyncSandboxManager], Awaitable[T]], *, repair: bool = False) -> T:
-    """Open the registry for one piece of work. With `repair`, what a crash left is put right first."""
+def with_manager(
+    work: Callable[[AsyncSandboxManager], Awaitable[T]], *, repair: bool = False, doing: str | None = None
+) -> T:
+    """Open the registry for one piece of work. With `repair`, what a crash left is put right first.
+
+    `doing` is shown meanwhile, if it takes more than a moment.
+    """
 
     async def main() -> T:
-        async with AsyncSandboxManager(load(), reconcile=repair) as manager:
+        async with (
+            spinner(doing) if doing else nullcontext(),
+            AsyncSandboxManager(load(), reconcile=repair) as manager,
+        ):
             return await work(manager)
 
     return asyncio.run(main())
@@ -79,11 +87,14 @@ async def for_each(references: Sequence[str], act: Callable[[str], Awaitable[Any
 
 
 def change_each(
-    references: Sequence[str], as_json: bool, act: Callable[[AsyncSandboxManager, str], Awaitable[None]]
+    references: Sequence[str], as_json: bool, doing: str, act: Callable[[AsyncSandboxManager, str], Awaitable[None]]
 ) -> int:
     """Change the state of each; those that it worked for are named on stdout."""
-    results = with_manager(lambda manager: for_each(references, lambda each: act(manager, each)), repair=True)
-    return tell_each(results, as_json)
+
+    async def work(manager: AsyncSandboxManager) -> list[Result]:
+        return await for_each(references, lambda each: act(manager, each))
+
+    return tell_each(with_manager(work, repair=True, doing=doing), as_json)
 
 
 def tell_each(results: Sequence[Result], as_json: bool) -> int:

@@ -34,7 +34,7 @@ def create(sandbox: str, name: str, as_json: bool) -> None:
 
     from skerry.cli.registry import with_manager
 
-    snapshot = with_manager(lambda manager: manager.snapshot(sandbox, name))
+    snapshot = with_manager(lambda manager: manager.snapshot(sandbox, name), doing="keeping its files")
     if as_json:
         print_json(msgspec.to_builtins(snapshot))
     else:
@@ -52,7 +52,7 @@ def ls(quiet: bool, provider: str | None, as_json: bool) -> None:
     from skerry.cli.registry import with_manager
     from skerry.units import format_size
 
-    snapshots = with_manager(lambda manager: manager.snapshots(provider))
+    snapshots = with_manager(lambda manager: manager.snapshots(provider), doing="asking the providers")
     if as_json:
         print_json(msgspec.to_builtins(snapshots))
     elif quiet:
@@ -78,4 +78,4 @@ def rm(names: tuple[str, ...], provider: str | None, as_json: bool) -> int:
     async def remove(manager: Any) -> Any:
         return await for_each(names, lambda name: manager.remove_snapshot(name, provider))
 
-    return tell_each(with_manager(remove), as_json)
+    return tell_each(with_manager(remove, doing="removing"), as_json)

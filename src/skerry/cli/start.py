@@ -21,4 +21,4 @@ def command(sandboxes: tuple[str, ...], env: tuple[str, ...], as_json: bool) -> 
     from skerry.cli.registry import change_each
 
     given = environment(env)
-    return change_each(sandboxes, as_json, lambda manager, each: manager.start(each, given))
+    return change_each(sandboxes, as_json, "starting", lambda manager, each: manager.start(each, given))

@@ -18,4 +18,4 @@ def command(sandboxes: tuple[str, ...], as_json: bool) -> int:
     """
     from skerry.cli.registry import change_each
 
-    return change_each(sandboxes, as_json, lambda manager, each: manager.stop(each))
+    return change_each(sandboxes, as_json, "stopping", lambda manager, each: manager.stop(each))

@@ -34,7 +34,11 @@ def ls(quiet: bool, sizes: bool, provider: str | None, as_json: bool) -> None:
     """List the volumes."""
     from skerry.cli.registry import with_manager
 
-    tell(with_manager(lambda manager: manager.volumes(sizes=sizes, provider=provider)), quiet, as_json)
+    tell(
+        with_manager(lambda manager: manager.volumes(sizes=sizes, provider=provider), doing="asking the providers"),
+        quiet,
+        as_json,
+    )
 
 
 @command.command()
@@ -48,7 +52,7 @@ def rm(names: tuple[str, ...], provider: str | None, as_json: bool) -> int:
     async def remove(manager: Any) -> Any:
         return await for_each(names, lambda name: manager.remove_volume(name, provider))
 
-    return tell_each(with_manager(remove), as_json)
+    return tell_each(with_manager(remove, doing="removing"), as_json)
 
 
 def tell(volumes: Sequence[Volume], quiet: bool, as_json: bool) -> None:

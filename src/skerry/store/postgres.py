@@ -16,7 +16,8 @@ try:
     from psycopg import conninfo
 except ImportError as error:
     raise ConfigError(
-        f"a PostgreSQL registry needs psycopg, which cannot be loaded ({error}): pip install 'skerry[postgres]'"
+        f"a PostgreSQL registry needs psycopg, which cannot be loaded ({error}): "
+        "pip install 'skerry[postgres]', or scripts/bootstrap in a checkout"
     ) from None
 
 T = TypeVar("T")

@@ -147,6 +147,8 @@ class SQLite(Database):
             return StoreFull(_full(self.name))
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return StoreReadOnly(_read_only(self.name))
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            return StoreUnavailable(f"the registry {self.name} cannot be used: {self._path.parent} is no folder")
         return StoreUnavailable(f"the registry {self.name} cannot be used: {error.strerror}")
 
     def _is_writable(self) -> bool:
@@ -197,11 +199,14 @@ def _full(name: str) -> str:
 
 
 def _read_only(name: str) -> str:
-    return f"the registry {name} cannot be written to: its file, folder or file system is read-only for this user"
+    return (
+        f"the registry {name} cannot be written to: its file, folder or file system is read-only for this "
+        "user; look who owns it, or set SKERRY_STATE_DIR to a folder of yours"
+    )
 
 
 def _corrupt(name: str, why: str) -> str:
     return (
-        f"the registry {name} is damaged ({why}): restore it from a backup, or move it away and reconcile; "
-        "it was left as it is"
+        f"the registry {name} is damaged ({why}): restore it from a backup, or move it away, and its sandboxes end by "
+        "their lifetimes; it was left as it is"
     )
