@@ -136,13 +136,14 @@ async def test_a_closed_tunnel_closes_the_connection_in_the_box(sandbox: AsyncSa
         server.bind(("127.0.0.1", 0))
         server.listen()
         server.settimeout(10)
+        await sandbox.ping()
+        before = len(guest.fds())
         tunnel = await sandbox.connect(server.getsockname()[1])
         peer, _ = await asyncio.to_thread(server.accept)
         peer.settimeout(10)
-        before = len(guest.fds())
         await tunnel.close()
         assert await asyncio.to_thread(peer.recv, 1) == b""
-        wait_until(lambda: len(guest.fds()) == before - 1, "the agent let go of it")
+        wait_until(lambda: len(guest.fds()) <= before, "the agent let go of it")
         peer.close()
 
 

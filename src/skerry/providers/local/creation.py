@@ -77,12 +77,14 @@ class Creation:
         self._on_child = on_child
         self._limits = defaults.limits(spec)
         self._sizes = profile.Sizes(spec.disk or defaults.disk, defaults.tmp, defaults.shm)
-        self._deadline = time.monotonic() + defaults.start_timeout_s
+        self._timeout_s = defaults.start_timeout_s
+        self._deadline = time.monotonic() + self._timeout_s
         self._by_scope = bool(host.scope_controllers)
         self._interpreter: Interpreter = host.own_interpreter if spec.root is None else host.portable_interpreter
 
     def run(self) -> None:
-        with self._box.locked(0) as exists, contextlib.closing(launch.Log()) as log:
+        # only a destroy can have it: its end is waited for, to tell how it is
+        with self._box.locked(self._timeout_s) as exists, contextlib.closing(launch.Log()) as log:
             if not exists:
                 raise CreateFailed(f"box {self._box.id} was destroyed before it was made")
             try:

@@ -130,7 +130,7 @@ class MachineProvider(ImageVerbs, Provider):
         box = self._box(id)
         box.make()  # at once: a destroy that comes after a cancelled create must find it
         try:
-            async with box.locked(0) as exists, coming_up(box, self._timeout_s):
+            async with box.locked(self._timeout_s) as exists, coming_up(box, self._timeout_s):
                 if not exists:
                     raise ProviderError(f"box {id} was destroyed before it was made")
                 await self._creator.make(box, spec, self._defaults.of(spec), self._data_size)
