@@ -71,6 +71,18 @@ class Hierarchies(NamedTuple):
                 parent = self.parents[controller]
                 _make_group(parent.path / name, limits.knobs(controller, parent.version))
 
+    def confine(self, pid: int, name: str, limits: Limits) -> None:
+        """Make the groups, and put a process into them. What cleans up after others on a host may take a group away
+        that is still empty: then once more."""
+        for is_last in (False, False, True):
+            try:
+                self.make(name, limits)
+                place(self.groups(name, limits), pid)
+                break
+            except ProviderError as error:
+                if is_last or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+
 
 def find(proc: Path = Path("/proc/self")) -> Hierarchies:
     """What this process may use, by effect: a group is made and removed again in each candidate."""

@@ -104,8 +104,7 @@ def _start(folder: VmFolder, launch: Launch, limits: cgroup.Limits | None) -> Vm
     with _opened(launch.files, vm.uid) as files, Child(command, env, files) as child:
         if limits is not None and not by_scope:
             # while the interpreter starts: a first write to cgroup.procs takes as long as that
-            _hierarchies().make(name, limits)
-            cgroup.place([Path(group) for group in vm.groups], child.pid)
+            _hierarchies().confine(child.pid, name, limits)
         child.tell(msgspec.json.encode(_task(launch, vm)))
         answer = child.answer(deadline)
         child.join()

@@ -187,9 +187,9 @@ async def test_a_volume_that_somebody_removed_is_filled_again(make: Any, docker:
 
 
 async def test_what_goes_on_in_a_gvisor_that_is_killed_breaks_off(make: Any, docker: Docker, gvisor: str) -> None:
-    """As it is for want of memory. Docker keeps streams into it open."""
+    """As it is for want of memory. Docker may keep streams into it open, and then nobody would hear of it for long."""
     sandbox = await make("busybox", runtime=gvisor)
     process = await sandbox.start("sleep 1000")
     os.kill((await states.inspect(docker._engine, sandbox.id)).state.pid, signal.SIGKILL)
-    with pytest.raises(CallInterrupted, match="the box has ended"):
+    with pytest.raises(CallInterrupted):  # and no "silent for 30 s"
         await process.wait()

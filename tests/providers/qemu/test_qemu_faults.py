@@ -252,17 +252,14 @@ async def test_a_damaged_template_is_made_anew(own_cache: Path, config: QemuConf
     (template,) = (own_cache / "vm/templates").glob("[!.]*")
     before = (template / damaged).stat()
     with open(template / damaged, "r+b") as file:
-        file.seek(before.st_size // 4)
-        file.write(b"\xff" * (before.st_size // 2))
+        file.write(b"\xff" * before.st_size)
     os.utime(template / damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
     provider = Qemu(msgspec.structs.replace(config, cache_dir=str(own_cache)))
     sandbox = await AsyncSandbox.create(Spec(provider="qemu", data=False), provider)
     assert (await sandbox.exec("echo up")).stdout == b"up\n"
     await sandbox.destroy()
     await provider.aclose()
-    with open(template / damaged, "rb") as file:
-        file.seek(before.st_size // 4)
-        assert file.read(1000) != b"\xff" * 1000
+    assert (template / damaged).stat().st_mtime_ns != before.st_mtime_ns
 
 
 async def test_a_damaged_snapshot_makes_no_box(make: Make, qemu: Qemu, state_dir: Path) -> None:

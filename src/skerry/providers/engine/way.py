@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import struct
 from typing import Any
 
@@ -79,7 +78,7 @@ class ExecStream(Stream):
         self._socket = FdStream(fd, fd)
         self._early = early
         self._process = process
-        self._has_ended = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._frames = Demultiplexer()
         self._last_words = b""
         self._has_begun = False
@@ -89,7 +88,8 @@ class ExecStream(Stream):
     def start(self, receiver: Receiver) -> None:
         self._receiver = receiver
         if self._process is not None:
-            asyncio.get_running_loop().add_reader(self._process, self._on_end_of_process)
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._process, self._on_end_of_process)
         self._socket.start(self)
         early, self._early = self._early, b""
         if early:
@@ -108,13 +108,16 @@ class ExecStream(Stream):
 
     def _on_end_of_process(self) -> None:
         self._forget_process()
-        asyncio.get_running_loop().call_later(_ENDING_S, self._socket.close)
+        asyncio.get_running_loop().call_later(_ENDING_S, self._end_as_well)
+
+    def _end_as_well(self) -> None:
+        self._last_words = b"the box has ended"
+        self._socket.close()
 
     def _forget_process(self) -> None:
         if self._process is not None:
-            self._has_ended = _is_over(self._process)
-            if self._receiver is not None:
-                asyncio.get_running_loop().remove_reader(self._process)
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(self._process)
             os.close(self._process)
             self._process = None
 
@@ -132,13 +135,7 @@ class ExecStream(Stream):
         self._forget_process()
         if self._receiver is None:
             return
-        words = "the box has ended" if self._has_ended else self._last_words.decode(errors="replace").strip()
-        if not self._is_ours and words:
+        if not self._is_ours and self._last_words:
+            words = self._last_words.decode(errors="replace").strip()
             error = AgentUnreachable(f"the way to the agent ended: {words}")
         self._receiver.closed(error)
-
-
-def _is_over(process: int) -> bool:
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))

@@ -102,7 +102,7 @@ class Creation:
         meta = self._intend()
         first = self._start(meta, log)
         try:
-            self._limit(first.pid, meta)
+            self._limit(first.pid)
         except ProviderError:
             _identify(first.pid)  # if it is dead, that is what failed
             raise
@@ -244,14 +244,13 @@ class Creation:
             }
         )
 
-    def _limit(self, pid: int, meta: Meta) -> None:
+    def _limit(self, pid: int) -> None:
         """While the agent starts: a first write to cgroup.procs takes as long as that. No code of a user runs yet."""
         name = group_name(self._box.id)
         if self._by_scope:
             scope.check_placed(name, pid, self._limits)
         else:
-            self._host.hierarchies.make(name, self._limits)
-            cgroup.place([Path(group) for group in meta.groups], pid)
+            self._host.hierarchies.confine(pid, name, self._limits)
 
     def _await_hello(self) -> None:
         try:
