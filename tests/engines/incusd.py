@@ -23,6 +23,8 @@ POOL, BTRFS = "default", "quotas"
 """A pool that holds no limits, and one that does, where this machine can have it."""
 INCUSD = "/usr/libexec/incus/incusd"
 _OPERATION_S = 60
+_TRIES = 5
+_LINK_WENT = "ip -d -j link show"
 
 
 class Incusd(Daemon):
@@ -66,8 +68,16 @@ class Incusd(Daemon):
         return name
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """What it answers, in the end: whatever it began is waited for."""
-        return self.wait_for(ask_json(self.address, method, path, json_body=body))
+        """What it answers, in the end: whatever it began is waited for. Where it looks at every link of the host it
+        fails if one goes meanwhile, such as another engine's, and undoes what it did."""
+        for _ in range(_TRIES):
+            try:
+                return self.wait_for(ask_json(self.address, method, path, json_body=body))
+            except Refused as error:
+                if _LINK_WENT not in str(error):
+                    raise
+                refused = error
+        raise refused
 
     def wait_for(self, answer: Any) -> Any:
         if answer["type"] != "async":
