@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 from skerry import git, lifecycle, transfers
 from skerry.agent.client import AgentClient
 from skerry.errors import CreateFailed, InvalidSpec, SkerryError
-from skerry.host import locks
+from skerry.host import folders, locks
 from skerry.providers.base import Provider
 from skerry.spec import Mount, SandboxId, Spec, Workspace
 
@@ -70,11 +70,7 @@ class Work:
             locks.take(self._lock)
         except OSError as error:
             raise CreateFailed(f"there is no room to clone into: {error.strerror or error}") from error
-        for folder in self._clone.parent.glob(f"{_PREFIX}*"):
-            with suppress(OSError):  # it is in use, or gone, or another user's
-                if folder.lstat().st_mtime < time.time() - _ABANDONED_S and not folder.is_symlink():
-                    with locks.holding(folder):
-                        shutil.rmtree(folder)
+        folders.remove_abandoned(self._clone.parent, _PREFIX, lambda made_at: time.time() - made_at > _ABANDONED_S)
 
     async def make_box(self, provider: Provider, id: SandboxId, *, keep_volumes: bool = False) -> None:
         """The box with the work in it, or nothing of either."""

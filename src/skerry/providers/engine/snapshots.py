@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from skerry import transfers
 from skerry.agent.client import AgentClient
 from skerry.agent.guest import trees
 from skerry.errors import Conflict, NotFound, ProviderError, SkerryError
-from skerry.host import locks
+from skerry.host import folders, locks
 from skerry.providers import layout
 from skerry.providers.base import Snapshot
 from skerry.providers.engine import image_config, tars
@@ -63,7 +62,7 @@ class Snapshots:
             if _is_unnamed(image) and is_abandoned(float(image.get("Created", 0))):
                 with suppress(SkerryError):  # something is made of it, or the next one tries again
                     await self._engine.delete(f"/images/{image['Id']}")
-        await asyncio.to_thread(self._remove_asides)
+        await asyncio.to_thread(folders.remove_abandoned, self._cache, _ASIDE, is_abandoned)
         return await self._find(None)
 
     async def remove(self, name: str) -> None:
@@ -124,13 +123,6 @@ class Snapshots:
                 yield Path(folder)
         except OSError as error:
             raise ProviderError(f"the files cannot be kept in {self._cache} meanwhile: {error.strerror}") from error
-
-    def _remove_asides(self) -> None:
-        for folder in self._cache.glob(f"{_ASIDE}*"):
-            with suppress(OSError):  # it is in use, or gone
-                if is_abandoned(folder.stat().st_mtime):
-                    with locks.holding(folder):
-                        shutil.rmtree(folder)
 
 
 def _instance(box: Inspected) -> str:
