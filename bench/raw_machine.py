@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from skerry.agent.guest.frames import HELLO, MAGIC, MAX_FRAME, NONCE_BYTES, frame
+from skerry.agent.guest.vm.multiplexer import HELLO, MAGIC, MAX_FRAME, NONCE_BYTES, frame
 from skerry.vm.folder import VmFolder
 from skerry.vm.launch import CHANNEL_FD, LISTEN_FD
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +16,19 @@ from state_folders import boxes
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable
-from skerry.spec import SandboxId
+from skerry.model.spec import SandboxId
 
 pytest_plugins = ["engines.fixtures", "spread", "vm.fixtures"]
 
 # How fast examples are made and run says how busy the machine is.
 settings.register_profile("suite", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+def pytest_configure() -> None:
+    """A suite that is started in the background ignores Ctrl-C, and all that it starts would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +66,13 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         asyncio.run(providers.load("local", {"state_dir": str(folder / "local")}).destroy(SandboxId(id)))
     shutil.rmtree(folder)
     assert left == []
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_a_command_ends_with_its_test() -> Iterator[None]:
+    """A command that ran in this process has set levels for all that comes after it."""
+    yield
+    if (log := sys.modules.get("skerry.log")) is not None:
+        for name in log._configured:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        log._configured.clear()

@@ -17,15 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from state_folders import boxes
 
-from skerry import config, owners, pool_plan, warm
+from skerry import config
 from skerry.errors import Conflict, InvalidSpec, WrongState
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
-from skerry.pool import AsyncSandboxPool
-from skerry.pool_plan import Boot, Drop, Look, PoolState, Warm, plan, retry_at
+from skerry.manager import identity
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Cause, Record
+from skerry.model.spec import SandboxId, Spec
+from skerry.model.states import State
+from skerry.pool import claim
+from skerry.pool import pool as pool_module
+from skerry.pool.pool import AsyncSandboxPool, PoolState, Warm, plan, retry_at
 from skerry.providers.mock import Mock
-from skerry.records import Cause, Record
-from skerry.spec import SandboxId, Spec
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -54,27 +56,19 @@ states = st.builds(
 )
 
 
-def booted(steps: list[pool_plan.Step]) -> int:
-    return sum(step.count for step in steps if isinstance(step, Boot))
-
-
-def dropped(steps: list[pool_plan.Step]) -> list[SandboxId]:
-    return [step.id for step in steps if isinstance(step, Drop)]
-
-
 @given(states)
 def test_a_plan_never_makes_more_than_the_size_nor_boots_more_than_allowed_at_once(state: PoolState) -> None:
     steps = plan(state, NOW)
-    kept = len(state.ready) - len(dropped(steps))
+    kept = len(state.ready) - len(steps.drops)
     assert kept <= state.size
-    if boots := booted(steps):
+    if boots := steps.boots:
         assert kept + state.booting + boots <= state.size
         assert state.booting + boots <= state.max_boots
 
 
 @given(states)
 def test_a_plan_drops_exactly_what_is_too_old_or_too_many_and_nothing_twice(state: PoolState) -> None:
-    gone = dropped(plan(state, NOW))
+    gone = plan(state, NOW).drops
     assert len(gone) == len(set(gone))
     assert set(gone) <= {each.id for each in state.ready}
     too_old = {each.id for each in state.ready if NOW - each.since >= state.max_age_s}
@@ -85,21 +79,19 @@ def test_a_plan_drops_exactly_what_is_too_old_or_too_many_and_nothing_twice(stat
 
 @given(states)
 def test_a_plan_says_once_when_to_look_again_and_that_is_soon_but_not_at_once(state: PoolState) -> None:
-    looks = [step.at for step in plan(state, NOW) if isinstance(step, Look)]
-    assert len(looks) == 1
-    assert NOW < looks[0] <= NOW + pool_plan.WATCH_S
+    assert NOW < plan(state, NOW).look_at <= NOW + pool_module.WATCH_S
 
 
 @given(states)
 def test_a_pool_that_closes_boots_nothing_and_drops_all(state: PoolState) -> None:
     steps = plan(PoolState(size=state.size, max_boots=1, max_age_s=9, ready=state.ready, closing=True), NOW)
-    assert booted(steps) == 0
-    assert dropped(steps) == [each.id for each in state.ready]
+    assert steps.boots == 0
+    assert steps.drops == [each.id for each in state.ready]
 
 
 @given(states)
 def test_after_a_failure_nothing_boots_until_its_time_and_then_one_at_a_time(state: PoolState) -> None:
-    boots = booted(plan(state, NOW))
+    boots = plan(state, NOW).boots
     if state.failures:
         assert boots <= (retry_at(state) <= NOW)
 
@@ -115,11 +107,11 @@ def test_plans_that_are_carried_out_fill_the_pool_and_then_rest(state: PoolState
     state = PoolState(size=state.size, max_boots=state.max_boots, max_age_s=100.0, ready=state.ready)
     for turn in range(30):
         steps = plan(state, NOW)
-        kept = tuple(each for each in state.ready if each.id not in dropped(steps))
-        fresh = tuple(Warm(SandboxId(f"new-{turn}-{n}"), NOW) for n in range(booted(steps)))
+        kept = tuple(each for each in state.ready if each.id not in steps.drops)
+        fresh = tuple(Warm(SandboxId(f"new-{turn}-{n}"), NOW) for n in range(steps.boots))
         state = PoolState(size=state.size, max_boots=state.max_boots, max_age_s=100.0, ready=kept + fresh)
     assert len(state.ready) == state.size
-    assert [type(step) for step in plan(state, NOW)] == [Look]
+    assert (plan(state, NOW).drops, plan(state, NOW).boots) == ([], 0)
 
 
 # the key
@@ -128,10 +120,10 @@ def test_plans_that_are_carried_out_fill_the_pool_and_then_rest(state: PoolState
 def test_specs_share_a_key_if_they_differ_only_in_what_is_bound_at_hand_out() -> None:
     plain = Spec.of(memory="512M")
     bound = plain.but(name="a", env={"A": "b"}, labels={"c": "d"}, lifetime="1h", idle=5, language="node")
-    assert warm.key_of(plain) == warm.key_of(bound)
-    assert warm.key_of(plain) != warm.key_of(plain.but(project="p"))
+    assert claim.key_of(plain) == claim.key_of(bound)
+    assert claim.key_of(plain) != claim.key_of(plain.but(project="p"))
     for other in (plain.but(memory="1G"), plain.but(provider="mock"), plain.but(network="host"), plain.but(user="1")):
-        assert warm.key_of(plain) != warm.key_of(other)
+        assert claim.key_of(plain) != claim.key_of(other)
 
 
 # the acting half, on the mock
@@ -147,7 +139,7 @@ async def manager(mock: Mock) -> AsyncIterator[AsyncSandboxManager]:
     """A manager on the mock, which has to be left with nothing warm."""
     async with open_manager(mock) as manager:
         yield manager
-        assert [record.id for record in await manager.list() if warm.LABEL in record.spec.labels] == []
+        assert [record.id for record in await manager.list() if claim.LABEL in record.spec.labels] == []
 
 
 @asynccontextmanager
@@ -188,8 +180,8 @@ async def test_what_waits_ends_with_its_program_and_bears_the_label_of_its_pool(
         (id,) = await warm_ids(manager, pool)
         record = await manager.record(id)
         assert record.ephemeral
-        assert record.owner == owners.this_process()
-        assert record.spec.labels == {warm.LABEL: pool.key}
+        assert record.owner == identity.this_process()
+        assert record.spec.labels == {claim.LABEL: pool.key}
         assert (record.name, record.spec.env) == (None, {})
 
 
@@ -271,7 +263,7 @@ async def test_one_that_dies_between_the_check_and_the_hand_out_gives_its_place_
 async def test_one_that_hangs_is_not_waited_for_long(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "HEALTH_S", 0.05)
+    monkeypatch.setattr(claim, "HEALTH_S", 0.05)
     async with AsyncSandboxPool(manager, size=1) as pool:
         (id,) = await warm_ids(manager, pool)
         mock.faults.hang(id)
@@ -296,8 +288,8 @@ async def test_without_anything_warm_a_sandbox_is_booted_on_the_spot(manager: As
 async def test_boots_that_fail_are_tried_again_until_they_work(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_plan, "_FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(pool_plan, "WATCH_S", 0.02)
+    monkeypatch.setattr(pool_module, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(pool_module, "WATCH_S", 0.02)
     mock.faults.fail_create(times=3)
     async with AsyncSandboxPool(manager, size=2, max_boots=1) as pool:
         await pool.wait_for_full(DEADLINE_S)
@@ -419,8 +411,8 @@ async def test_another_manager_claims_the_oldest_and_the_pool_makes_another(
         first, second = await warm_ids(manager, pool)
         async with open_manager(mock) as other:
             mine = Spec.of(provider="mock", name="mine", env={"A": "1"}, lifetime=60)
-            assert await warm.claim(other, mine) is None  # its data is found by its name, and a warm one has none
-            claimed = await warm.claim(other, mine.but(data=False))
+            assert await claim.claim(other, mine) is None  # its data is found by its name, and a warm one has none
+            claimed = await claim.claim(other, mine.but(data=False))
             assert claimed is not None
             assert claimed.id == first
             record = await other.record("mine")
@@ -433,10 +425,10 @@ async def test_another_manager_claims_the_oldest_and_the_pool_makes_another(
 async def test_a_claim_takes_only_what_has_the_same_box(manager: AsyncSandboxManager, mock: Mock) -> None:
     async with AsyncSandboxPool(manager, size=1, memory="64M") as pool:
         await pool.wait_for_full(DEADLINE_S)
-        assert await warm.claim(manager, Spec.of(provider="mock", memory="128M")) is None
-        cold = await warm.claim_or_create(manager, Spec.of(provider="mock", memory="128M"), ephemeral=True)
+        assert await claim.claim(manager, Spec.of(provider="mock", memory="128M")) is None
+        cold = await claim.claim_or_create(manager, Spec.of(provider="mock", memory="128M"), ephemeral=True)
         assert (await manager.record(cold.id)).ephemeral
-        claimed = await warm.claim_or_create(manager, Spec.of(provider="mock", memory="64M"))
+        claimed = await claim.claim_or_create(manager, Spec.of(provider="mock", memory="64M"))
         assert (await claimed.exec("echo hi")).text == "hi\n"
 
 
@@ -444,7 +436,7 @@ async def test_a_claim_removes_what_does_not_answer(manager: AsyncSandboxManager
     async with AsyncSandboxPool(manager, size=2, max_boots=1) as pool:
         dead, good = await warm_ids(manager, pool)
         mock.faults.dead_agent(dead)
-        claimed = await warm.claim(manager, Spec(provider="mock"))
+        claimed = await claim.claim(manager, Spec(provider="mock"))
         assert claimed is not None
         assert claimed.id == good
         assert (await manager.record(dead)).cause is Cause.AGENT_LOST
@@ -457,12 +449,12 @@ async def test_nobody_gets_what_another_has_when_all_reach_for_it_at_once(
     async with open_manager(mock) as other, AsyncSandboxPool(manager, size=10, max_boots=4) as pool:
         await pool.wait_for_full(DEADLINE_S)
         reached = await asyncio.gather(
-            *(pool.acquire() for _ in range(10)), *(warm.claim(other, Spec(provider="mock")) for _ in range(10))
+            *(pool.acquire() for _ in range(10)), *(claim.claim(other, Spec(provider="mock")) for _ in range(10))
         )
         ids = [sandbox.id for sandbox in reached if sandbox is not None]
         assert len(ids) == len(set(ids)) >= 10
         for id in ids:
-            assert warm.LABEL not in (await manager.record(id)).spec.labels
+            assert claim.LABEL not in (await manager.record(id)).spec.labels
 
 
 # on the default provider, with programs of their own
@@ -470,13 +462,13 @@ async def test_nobody_gets_what_another_has_when_all_reach_for_it_at_once(
 
 CLAIM = """
 import asyncio
-from skerry import warm
-from skerry.manager import AsyncSandboxManager
-from skerry.spec import SandboxId, Spec
+from skerry.pool import claim
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId, Spec
 
 async def main():
     async with AsyncSandboxManager() as manager:
-        sandbox = await warm.claim(manager, Spec.of(name="mine"))
+        sandbox = await claim.claim(manager, Spec.of(name="mine"))
         print(sandbox.id, (await sandbox.exec("echo $((6 * 7))")).text)
 
 asyncio.run(main())
@@ -524,7 +516,7 @@ def test_nothing_warm_is_left_when_the_program_was_killed_and_another_begins(fol
 
     async def begin() -> None:
         async with AsyncSandboxManager() as manager:
-            assert await warm.claim(manager, Spec()) is None
+            assert await claim.claim(manager, Spec()) is None
 
     asyncio.run(begin())
 

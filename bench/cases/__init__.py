@@ -19,6 +19,8 @@ from .incus import incus
 from .machine_docker import vmdocker
 from .machines import vm
 from .many import many
+from .network import network
+from .opened import opened
 from .peers import peers
 from .registry import registry
 from .settings import Settings
@@ -32,8 +34,10 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "cli": command_line,
     "memory": box_memory,
     "many": many,
+    "opened": opened,
     "registry": registry,
     "fleet": fleet,
+    "network": network,
     "peers": peers,
     "docker": docker,
     "gvisor": gvisor,

@@ -7,8 +7,8 @@ import asyncio
 from figure import Figure, p50
 
 from skerry import providers
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.model.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 from .witness import private_memory, processes_of

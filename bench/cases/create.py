@@ -8,8 +8,8 @@ import limit
 from figure import Figure, ms, p50, ratio
 
 from skerry import providers
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.model.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 

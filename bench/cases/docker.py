@@ -18,8 +18,8 @@ from figure import Figure, not_run, quicker, ratio
 from raw_engine import NotStartable, client_environment
 
 from skerry.config import load
-from skerry.manager import AsyncSandboxManager
-from skerry.sandbox import AsyncSandbox
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .engine_work import WARM_UP, Bench, Sides, bench, creates, execs, timed
 from .settings import Settings

@@ -16,7 +16,7 @@ from install_peers import ENVIRONMENTS, NOT_RUN, PACKAGES, python_of
 from peer_client import DATA, NAME
 from raw_engine import NotStartable, RawEngine, client_environment
 
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .engine_work import Bench, bench
 from .settings import Settings

@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 from raw_engine import RawEngine, started
 
 from skerry import providers
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 WARM_UP = 2

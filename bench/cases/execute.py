@@ -9,7 +9,7 @@ import time
 import limit
 from figure import Figure, p50, ratio
 
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 

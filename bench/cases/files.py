@@ -10,7 +10,7 @@ from pathlib import Path
 
 from figure import Figure, p50, ratio
 
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 

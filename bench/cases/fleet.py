@@ -17,9 +17,9 @@ from skerry.config import Config, load
 from skerry.fleet.broadcast import MemberOutcome
 from skerry.fleet.fleet import AsyncFleet
 from skerry.fleet.model import FleetSpec, Phase
-from skerry.manager import AsyncSandboxManager
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 

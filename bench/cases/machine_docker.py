@@ -8,7 +8,7 @@ from pathlib import Path
 
 from figure import Figure, not_run, ratio
 
-from skerry.http import HttpClient
+from skerry.net.http import HttpClient
 from skerry.providers.vmdocker import VmDocker
 from skerry.vm import launch
 from skerry.vm.folder import VmFolder

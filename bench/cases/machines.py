@@ -16,10 +16,10 @@ from raw_machine import RawMachine
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.machine import MachineConfig
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.vm.folder import VmFolder
 from skerry.vm.images.store import ImageStore
 

@@ -10,9 +10,9 @@ import limit
 from figure import Figure, ms, p50
 
 from skerry import providers
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 from .witness import leftovers, open_files

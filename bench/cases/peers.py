@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from figure import Figure, ms, p50
 
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 

@@ -14,10 +14,10 @@ import msgspec
 from figure import Figure, ms, p50
 
 from skerry.config import Config, load
-from skerry.manager import AsyncSandboxManager
-from skerry.pool import AsyncSandboxPool
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec
+from skerry.pool.pool import AsyncSandboxPool
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
 
@@ -105,9 +105,7 @@ async def _many(config: Config, count: int) -> list[Figure]:
 async def _command_line(config: Config, settings: Settings) -> Figure:
     program = os.path.join(os.path.dirname(sys.executable), "skerry")
     env = {**os.environ, "SKERRY_STATE_DIR": config.state_dir}
-    imports = (
-        "import skerry.cli.exec, skerry.cli.registry, skerry.cli.running, skerry.providers.local, skerry.store.sqlite"
-    )
+    imports = "import skerry.cli.exec, skerry.cli.job, skerry.providers.local, skerry.store.sqlite"
     start_only = [sys.executable, "-c", f"{imports}\nskerry.providers.names()"]
     async with AsyncSandboxManager(config) as manager:
         sandbox = await manager.create()

@@ -6,103 +6,115 @@ with skerry.Sandbox(memory="512M") as sandbox:
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from skerry.version import __version__
 
 if TYPE_CHECKING:
-    from skerry.api import AsyncSandbox
-    from skerry.errors import (
-        AgentError,
-        AgentUnreachable,
-        CallTimeout,
-        ConfigError,
-        CreateFailed,
-        FileError,
-        InterpreterNotFound,
-        InvalidSpec,
-        LimitReached,
-        NotFound,
-        PathNotFound,
-        ProviderError,
-        ProviderUnavailable,
-        SkerryError,
-        Unsupported,
-        WrongState,
-    )
-    from skerry.fleet.fleet import AsyncFleet, load_fleet
-    from skerry.fleet.model import FleetSpec
-    from skerry.lifecycle import State
-    from skerry.manager import AsyncSandboxManager
-    from skerry.pool import AsyncSandboxPool
-    from skerry.records import Cause, Filter, Record
-    from skerry.results import ExecResult, FileEvent, FileInfo, FileType, Metrics, ProcessInfo
-    from skerry.spec import Cache, Mount, Network, SandboxId, Spec, Workspace
-    from skerry.sync import Fleet, Sandbox, SandboxManager, SandboxPool
+    from skerry.errors import AgentError as AgentError
+    from skerry.errors import AgentProtocolError as AgentProtocolError
+    from skerry.errors import AgentUnreachable as AgentUnreachable
+    from skerry.errors import ArgumentsTooLong as ArgumentsTooLong
+    from skerry.errors import CallInterrupted as CallInterrupted
+    from skerry.errors import CallTimeout as CallTimeout
+    from skerry.errors import ConfigError as ConfigError
+    from skerry.errors import Conflict as Conflict
+    from skerry.errors import CreateFailed as CreateFailed
+    from skerry.errors import DiskFull as DiskFull
+    from skerry.errors import FileError as FileError
+    from skerry.errors import GateUnavailable as GateUnavailable
+    from skerry.errors import ImageNotFound as ImageNotFound
+    from skerry.errors import InterpreterNotFound as InterpreterNotFound
+    from skerry.errors import InvalidFleet as InvalidFleet
+    from skerry.errors import InvalidSpec as InvalidSpec
+    from skerry.errors import LedgerError as LedgerError
+    from skerry.errors import LedgerFull as LedgerFull
+    from skerry.errors import LimitReached as LimitReached
+    from skerry.errors import NotFound as NotFound
+    from skerry.errors import PathDenied as PathDenied
+    from skerry.errors import PathExists as PathExists
+    from skerry.errors import PathInvalid as PathInvalid
+    from skerry.errors import PathIsFolder as PathIsFolder
+    from skerry.errors import PathNotEmpty as PathNotEmpty
+    from skerry.errors import PathNotFile as PathNotFile
+    from skerry.errors import PathNotFolder as PathNotFolder
+    from skerry.errors import PathNotFound as PathNotFound
+    from skerry.errors import PathReadOnly as PathReadOnly
+    from skerry.errors import PathTooLong as PathTooLong
+    from skerry.errors import PortTaken as PortTaken
+    from skerry.errors import ProviderError as ProviderError
+    from skerry.errors import ProviderUnavailable as ProviderUnavailable
+    from skerry.errors import SandboxGone as SandboxGone
+    from skerry.errors import SkerryError as SkerryError
+    from skerry.errors import StoreCorrupt as StoreCorrupt
+    from skerry.errors import StoreError as StoreError
+    from skerry.errors import StoreFull as StoreFull
+    from skerry.errors import StoreReadOnly as StoreReadOnly
+    from skerry.errors import StoreTooNew as StoreTooNew
+    from skerry.errors import StoreUnavailable as StoreUnavailable
+    from skerry.errors import TooLarge as TooLarge
+    from skerry.errors import Unsupported as Unsupported
+    from skerry.errors import UserNotFound as UserNotFound
+    from skerry.errors import WrongState as WrongState
+    from skerry.fleet.fleet import AsyncFleet as AsyncFleet
+    from skerry.fleet.fleet import load_fleet as load_fleet
+    from skerry.fleet.model import FleetSpec as FleetSpec
+    from skerry.manager.manager import AsyncSandboxManager as AsyncSandboxManager
+    from skerry.model.records import Cause as Cause
+    from skerry.model.records import Filter as Filter
+    from skerry.model.records import Record as Record
+    from skerry.model.results import ExecResult as ExecResult
+    from skerry.model.results import FileEvent as FileEvent
+    from skerry.model.results import FileInfo as FileInfo
+    from skerry.model.results import FileType as FileType
+    from skerry.model.results import Metrics as Metrics
+    from skerry.model.results import ProcessInfo as ProcessInfo
+    from skerry.model.results import ServiceStatus as ServiceStatus
+    from skerry.model.secrets import Secret as Secret
+    from skerry.model.spec import Cache as Cache
+    from skerry.model.spec import Mount as Mount
+    from skerry.model.spec import Network as Network
+    from skerry.model.spec import Port as Port
+    from skerry.model.spec import Restart as Restart
+    from skerry.model.spec import SandboxId as SandboxId
+    from skerry.model.spec import Spec as Spec
+    from skerry.model.spec import Workspace as Workspace
+    from skerry.model.states import State as State
+    from skerry.pool.pool import AsyncSandboxPool as AsyncSandboxPool
+    from skerry.sandbox.sandbox import AsyncSandbox as AsyncSandbox
+    from skerry.sync.api import Fleet as Fleet
+    from skerry.sync.api import Sandbox as Sandbox
+    from skerry.sync.api import SandboxManager as SandboxManager
+    from skerry.sync.api import SandboxPool as SandboxPool
 
 _HOME = {
-    "skerry.api": ["AsyncSandbox"],
+    "skerry.sandbox.sandbox": ["AsyncSandbox"],
     "skerry.errors": [
-        "AgentError", "AgentUnreachable", "CallTimeout", "ConfigError", "CreateFailed", "FileError",
-        "InterpreterNotFound", "InvalidSpec", "LimitReached", "NotFound", "PathNotFound", "ProviderError",
-        "ProviderUnavailable", "SkerryError", "Unsupported", "WrongState",
+        "AgentError", "AgentProtocolError", "AgentUnreachable", "ArgumentsTooLong", "CallInterrupted",
+        "CallTimeout", "ConfigError", "Conflict", "CreateFailed", "DiskFull", "FileError", "GateUnavailable",
+        "ImageNotFound", "InterpreterNotFound", "InvalidFleet", "InvalidSpec", "LedgerError", "LedgerFull",
+        "LimitReached", "NotFound", "PathDenied", "PathExists", "PathInvalid", "PathIsFolder", "PathNotEmpty",
+        "PathNotFile", "PathNotFolder", "PathNotFound", "PathReadOnly", "PathTooLong", "PortTaken", "ProviderError",
+        "ProviderUnavailable",
+        "SandboxGone", "SkerryError", "StoreCorrupt", "StoreError", "StoreFull", "StoreReadOnly", "StoreTooNew",
+        "StoreUnavailable", "TooLarge", "Unsupported", "UserNotFound", "WrongState",
     ],
     "skerry.fleet.fleet": ["AsyncFleet", "load_fleet"],
     "skerry.fleet.model": ["FleetSpec"],
-    "skerry.lifecycle": ["State"],
-    "skerry.results": ["ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo"],
-    "skerry.manager": ["AsyncSandboxManager"],
-    "skerry.pool": ["AsyncSandboxPool"],
-    "skerry.records": ["Cause", "Filter", "Record"],
-    "skerry.spec": ["Cache", "Mount", "Network", "SandboxId", "Spec", "Workspace"],
-    "skerry.sync": ["Fleet", "Sandbox", "SandboxManager", "SandboxPool"],
+    "skerry.model.states": ["State"],
+    "skerry.model.results": [
+        "ExecResult", "FileEvent", "FileInfo", "FileType", "Metrics", "ProcessInfo", "ServiceStatus",
+    ],
+    "skerry.manager.manager": ["AsyncSandboxManager"],
+    "skerry.pool.pool": ["AsyncSandboxPool"],
+    "skerry.model.records": ["Cause", "Filter", "Record"],
+    "skerry.model.secrets": ["Secret"],
+    "skerry.model.spec": ["Cache", "Mount", "Network", "Port", "Restart", "SandboxId", "Spec", "Workspace"],
+    "skerry.sync.api": ["Fleet", "Sandbox", "SandboxManager", "SandboxPool"],
 }  # fmt: skip
 
-__all__ = [
-    "AgentError",
-    "AgentUnreachable",
-    "AsyncFleet",
-    "AsyncSandbox",
-    "AsyncSandboxManager",
-    "AsyncSandboxPool",
-    "Cache",
-    "CallTimeout",
-    "Cause",
-    "ConfigError",
-    "CreateFailed",
-    "ExecResult",
-    "FileError",
-    "FileEvent",
-    "FileInfo",
-    "FileType",
-    "Filter",
-    "Fleet",
-    "FleetSpec",
-    "InterpreterNotFound",
-    "InvalidSpec",
-    "LimitReached",
-    "Metrics",
-    "Mount",
-    "Network",
-    "NotFound",
-    "PathNotFound",
-    "ProcessInfo",
-    "ProviderError",
-    "ProviderUnavailable",
-    "Record",
-    "Sandbox",
-    "SandboxId",
-    "SandboxManager",
-    "SandboxPool",
-    "SkerryError",
-    "Spec",
-    "State",
-    "Unsupported",
-    "Workspace",
-    "WrongState",
-    "__version__",
-    "load_fleet",
-]
+__all__ = ["__version__", *(name for names in _HOME.values() for name in names)]
 
 
 def __getattr__(name: str) -> object:
@@ -113,8 +125,16 @@ def __getattr__(name: str) -> object:
 
             value = getattr(importlib.import_module(module), name)
             globals()[name] = value
+            _leave_logging_to_the_program()
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _leave_logging_to_the_program() -> None:
+    """Keep Python's handler of last resort from printing our warnings in a program that configures no logging."""
+    logging = sys.modules.get("logging")
+    if logging is not None and not logging.getLogger(__name__).handlers:
+        logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the installation is set to: flags over environment over file over defaults, merged and checked once."""
+"""Settings of the installation: flags over environment over file over defaults, merged and checked once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,54 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from skerry.errors import ConfigError, InvalidSpec
-from skerry.units import parse_duration
+from skerry.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from skerry.model.spec import Spec, SpecOptions
     from skerry.providers.base import Provider
-    from skerry.spec import Spec, SpecOptions
 
 _PREFIX = "SKERRY_"
+_LASTING = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
+})  # fmt: skip
+_LASTING_KINDS = ("LC_", "XDG_", "PYTHON")
 _REGISTRY = "registry.db"
 _NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
+
+
+class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the rules of sandboxes may speak of, beside what is known to all."""
+
+    hosts: dict[str, tuple[str, ...]] = {}
+    """Addresses of names, private ones included: they are connected to without a question to DNS."""
+    sets: dict[str, tuple[str, ...]] = {}
+    """Named sets of rules of this installation's own."""
+    ca: str | None = None
+    """File of certificates that the gate trusts beside those of the host, where it opens TLS for a secret."""
+
+
+class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the ledger."""
+
+    enabled: bool = True
+    max_bytes: int = 64 << 20
+    """Size of a file from which on the next line begins another."""
+    keep: int = 16
+    """The most files that are kept beside the newest; 0 is all."""
+    when_full: Literal["stop", "go-on"] = "stop"
+    """Whether new work stops when a line cannot be written, or goes on, and lines are lost."""
+    commands: Literal["redacted", "names", "off"] = "redacted"
+    """What is written of commands: all but what looks like a secret, the name of the program, or nothing."""
+    redact: tuple[str, ...] = ()
+    """Patterns whose matches in commands are hidden too."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,20 +63,39 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str
     project: str
     lifetime: str
-    """How long a sandbox lives when it is not told; `never` is a value."""
+    """Lifetime of a sandbox that is not told one; `never` is a value."""
     idle: str
+    timeout: str = "never"
+    """Time of an operation that is given none, in a sandbox that is told none; `never` is a value."""
     database: str
     """The registry: a file, or postgresql://..."""
     max_sandboxes: int
-    """How many sandboxes there may be at once; 0 is no limit."""
+    """The most sandboxes at once; 0 is no limit."""
     max_boots: int
-    """How many may be in the making at once."""
+    """The most that are made at once."""
+    log: str = "off"
+    """What the command line logs to stderr: a level, or `LOGGER=LEVEL`; `off` is a value."""
+    ledger: LedgerSettings = LedgerSettings()
     providers: dict[str, dict[str, Any]]
     """Each provider's own settings, by its name; only the provider knows what they may be."""
+    network: NetworkConfig = NetworkConfig()
+    tool: str = "api"
+    """Program that uses these settings, for the ledger: cli, mcp, ..., or one of the user's own."""
     origins: dict[str, str]
 
     def load_provider(self, name: str) -> Provider:
         """A provider, made from its own slice of the settings; one that keeps state does so below ours."""
+        from skerry import providers
+
+        try:
+            return providers.load(name, self.settings_of(name))
+        except ConfigError as error:
+            prefix = f"providers.{name}."
+            places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
+            raise ConfigError(f"{error} (set in {', '.join(sorted(places))})" if places else str(error)) from None
+
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """Settings of a provider, with those that this program's environment has for it: DOCKER_HOST and the like."""
         from skerry import providers
 
         settings = dict(self.providers.get(name, {}))
@@ -53,16 +105,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for field, shared in known.from_environment.items():
             if value := variable(shared):
                 settings.setdefault(field, value)
-        try:
-            return providers.load(name, settings)
-        except ConfigError as error:
-            prefix = f"providers.{name}."
-            places = {origin for key, origin in self.origins.items() if key.startswith(prefix)}
-            raise ConfigError(f"{error} (set in {', '.join(sorted(places))})" if places else str(error)) from None
+        return settings
 
     def spec(self, options: SpecOptions) -> Spec:
         """A spec from keywords, with our provider, project and clocks where nothing is said."""
-        from skerry.spec import Spec
+        from skerry.model.spec import Spec
 
         asked: SpecOptions = {"provider": self.provider, "project": self.project, **options}
         return self.complete(Spec.of(**asked))
@@ -73,18 +120,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             f"{clock}_s": 0.0 if value == "never" else parse_duration(value, clock)
             for clock, value in (("lifetime", self.lifetime), ("idle", self.idle))
         }
+        if self.timeout != "never":
+            clocks["timeout_s"] = parse_duration(self.timeout, "timeout")
         return msgspec.structs.replace(spec, **{k: v for k, v in clocks.items() if getattr(spec, k) is None})
 
     def values(self) -> dict[str, Any]:
-        """Every value by its dotted key."""
-        top = {key: getattr(self, key) for key in _KEYS} | {"database": _PASSWORD.sub(r"\1:***", self.database)}
-        slices = {f"providers.{name}": settings for name, settings in self.providers.items()}
+        """Every value by its dotted key, without passwords."""
+        from skerry.log import hide_passwords
+
+        top = {key: attrgetter(key)(self) for key in _KEYS} | {"database": hide_passwords(self.database)}
+        top |= {} if self.network.ca is None else {_CA: self.network.ca}
+        slices: dict[str, Mapping[str, Any]] = {f"providers.{name}": each for name, each in self.providers.items()}
+        slices |= {f"network.{table}": getattr(self.network, table) for table in _NETWORK}
         return top | {f"{at}.{key}": value for at, settings in slices.items() for key, value in settings.items()}
 
 
 _NUMBERS = ("max_sandboxes", "max_boots")
-_KEYS = ("provider", "state_dir", "project", "lifetime", "idle", "database", *_NUMBERS)
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*(?=@)")
+_DURATIONS = ("lifetime", "idle", "timeout")
+_NETWORK = ("hosts", "sets")
+_CA = "network.ca"
+_LEDGER = {f"ledger.{field.name}": field for field in msgspec.structs.fields(LedgerSettings)}
+_KEYS = ("provider", "state_dir", "project", *_DURATIONS, "database", *_NUMBERS, "log", *_LEDGER)
 
 
 class _Setting(NamedTuple):
@@ -99,14 +155,22 @@ def load(overrides: Mapping[str, Any] | None = None) -> Config:
     """The configuration of this process. `overrides` are the flags; those that are None were not given."""
     settings = _defaults() | _from_file() | _from_environment() | _from_flags(overrides or {})
     plain = {key: _checked(key, setting) for key, setting in settings.items() if key in _KEYS}
+    ledger = LedgerSettings(**{field.name: plain.pop(key) for key, field in _LEDGER.items()})
     if plain["database"] == _REGISTRY:
         plain["database"] = f"{plain['state_dir']}/{_REGISTRY}"
     slices: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, tuple[str, ...]]] = {table: {} for table in _NETWORK}
     for key, setting in settings.items():
         if key not in _KEYS:
-            _, name, field = key.split(".", 2)
-            slices.setdefault(name, {})[field] = setting.value
-    return Config(**plain, providers=slices, origins={key: setting.origin for key, setting in settings.items()})
+            kind, name, *field = key.split(".", 2)
+            if kind != "network":
+                slices.setdefault(name, {})[field[0]] = setting.value
+            elif key != _CA:
+                tables[name][field[0]] = _checked_network(name, field[0], setting)
+    ca = _checked_ca(settings[_CA]) if _CA in settings else None
+    network = NetworkConfig(ca=ca, hosts=tables["hosts"], sets=tables["sets"])
+    origins = {key: setting.origin for key, setting in settings.items()}
+    return Config(**plain, ledger=ledger, network=network, providers=slices, origins=origins)
 
 
 def variable(name: str) -> str | None:
@@ -114,24 +178,34 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def lasting_environment() -> dict[str, str]:
+    """The variables of this process that one which outlives it needs, to run and to start programs. It is told its
+    settings, and all others, in which there may be tokens, are nobody's but this process's."""
+    return {name: value for name, value in os.environ.items() if name in _LASTING or name.startswith(_LASTING_KINDS)}
+
+
 def _defaults() -> _Layer:
-    state_dir = "/var/lib/skerry" if _is_root() else str(_xdg("XDG_STATE_HOME", "~/.local/state"))
+    state_dir = "/var/lib/skerry" if os.geteuid() == 0 else str(_xdg("XDG_STATE_HOME", "~/.local/state"))
     values: dict[str, Any] = {
         "provider": "local",
         "state_dir": state_dir,
         "project": "default",
         "lifetime": "24h",
         "idle": "never",
+        "timeout": "never",
         "database": _REGISTRY,
         "max_sandboxes": 100,
         "max_boots": 16,
+        "log": "off",
+        **{key: field.default for key, field in _LEDGER.items()},
     }
     return {key: _Setting(value, "default") for key, value in values.items()}
 
 
 def _from_file() -> _Layer:
     named = os.environ.get("SKERRY_CONFIG")
-    path = Path(named).expanduser() if named else _default_file()
+    folder = Path("/etc/skerry") if os.geteuid() == 0 else _xdg("XDG_CONFIG_HOME", "~/.config")
+    path = Path(named).expanduser() if named else folder / "config.toml"
     try:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -149,23 +223,37 @@ def _from_environment() -> _Layer:
         if name.startswith(_PREFIX) and name not in _NOT_SETTINGS:
             key = name.removeprefix(_PREFIX).lower().replace("__", ".")
             if key not in _KEYS and not (key.startswith("providers.") and key.count(".") == 2):
-                raise ConfigError(f"{name}: no setting has that name; there are {_spelled_for_environment()}")
+                names = ", ".join(_PREFIX + key.upper().replace(".", "__") for key in _KEYS)
+                known = f"{names} and SKERRY_PROVIDERS__NAME__SETTING"
+                raise ConfigError(f"{name}: no setting has that name; there are {known}")
             layer[key] = _Setting(value, f"${name}")
     return layer
 
 
 def _from_flags(overrides: Mapping[str, Any]) -> _Layer:
-    return {key: _Setting(value, f"--{key.replace('_', '-')}") for key, value in overrides.items() if value is not None}
+    return {
+        key: _Setting(value, "-v" if key == "log" else f"--{key.replace('_', '-')}")
+        for key, value in overrides.items()
+        if value is not None
+    }
 
 
 def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Dotted keys from a file's tables; an unknown key is an error that names the file."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        if key in _KEYS:
+        if key in _KEYS and "." not in key:
             flat[key] = value
+        elif key == "network":
+            flat |= _flat_network(value, path)
+        elif key == "ledger" and isinstance(value, dict):
+            flat |= {f"ledger.{field}": each for field, each in value.items()}
+            if unknown := [field for field in value if f"ledger.{field}" not in _KEYS]:
+                known = ", ".join(LedgerSettings.__struct_fields__)
+                raise ConfigError(f"{path}: unknown key {unknown[0]!r} in [ledger]; there are {known}")
         elif key != "providers":
-            raise ConfigError(f"{path}: unknown key {key!r}; there are {', '.join(_KEYS)} and [providers.NAME]")
+            known = f"{', '.join(_KEYS)}, [ledger], [network] and [providers.NAME]"
+            raise ConfigError(f"{path}: unknown key {key!r}; there are {known}")
         elif not isinstance(value, dict) or not all(isinstance(settings, dict) for settings in value.values()):
             raise ConfigError(f"{path}: 'providers' must hold one table for each provider: [providers.NAME]")
         else:
@@ -173,11 +261,52 @@ def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     return flat
 
 
+def _flat_network(value: Any, path: str) -> dict[str, Any]:
+    tables = {key: each for key, each in value.items() if key != "ca"} if isinstance(value, dict) else None
+    if tables is None or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError(f"{path}: 'network' must hold tables: [network.hosts], [network.sets]")
+    if unknown := sorted(tables.keys() - set(_NETWORK)):
+        raise ConfigError(f"{path}: unknown key 'network.{unknown[0]}'; there are {', '.join(_NETWORK)} and ca")
+    flat = {f"network.{table}.{name}": each for table, fields in tables.items() for name, each in fields.items()}
+    return flat | ({_CA: value["ca"]} if "ca" in value else {})
+
+
+def _checked_ca(setting: _Setting) -> str:
+    value, origin = setting
+    if not isinstance(value, str) or not os.path.isabs(os.path.expanduser(value)):
+        raise ConfigError(f"{origin}: {_CA} is {value!r}; it must be the absolute path of a file")
+    return os.path.expanduser(value)
+
+
+def _checked_network(table: str, name: str, setting: _Setting) -> tuple[str, ...]:
+    """Addresses of a name, or rules of a set; one alone may stand without a list."""
+    import ipaddress
+
+    from skerry.model.rules import Rule, is_set_name, normal_name
+
+    value, origin = setting
+    texts = [value] if isinstance(value, str) else value
+    try:
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+            raise ValueError("it must be a text, or a list of texts")
+        if table == "hosts":
+            if normal_name(name) != name:
+                raise ValueError(f"the name is written {normal_name(name)}")
+            return tuple(str(ipaddress.ip_address(text)) for text in texts)
+        if not is_set_name(name):
+            raise ValueError("the name of a set has lower-case letters, digits and -, and no dot")
+        return tuple(Rule.parse(text, "sets").text for text in texts)
+    except (ValueError, InvalidSpec) as error:
+        raise ConfigError(f"{origin}: network.{table}.{name}: {error}") from None
+
+
 def _checked(key: str, setting: _Setting) -> Any:
     value, origin = setting
     if key in _NUMBERS:
         return _checked_number(key, value, origin)
-    if key in ("lifetime", "idle") and isinstance(value, int | float) and not isinstance(value, bool):
+    if key in _LEDGER:
+        return _checked_ledger(key, value, origin)
+    if key in _DURATIONS and isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value}s"
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{origin}: {key} is {value!r}; it must be a text that is not empty")
@@ -185,11 +314,18 @@ def _checked(key: str, setting: _Setting) -> Any:
         value = os.path.expanduser(value)
         if not os.path.isabs(value):
             raise ConfigError(f"{origin}: state_dir {value!r} must be an absolute path")
-    if key in ("lifetime", "idle") and value != "never":
+    if key in _DURATIONS and value != "never":
         try:
             parse_duration(value, key)
         except InvalidSpec as error:
             raise ConfigError(f"{origin}: {error}, or never") from None
+    if key == "log" and value != "off":
+        from skerry.log import parse
+
+        try:
+            parse(value)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
     return value
 
 
@@ -204,20 +340,25 @@ def _checked_number(key: str, value: Any, origin: str) -> int:
     return number
 
 
-def _default_file() -> Path:
-    folder = Path("/etc/skerry") if _is_root() else _xdg("XDG_CONFIG_HOME", "~/.config")
-    return folder / "config.toml"
+def _checked_ledger(key: str, value: Any, origin: str) -> Any:
+    """A setting of the ledger, as its type has it; variables are texts, and one pattern is a list of one."""
+    try:
+        if key == "ledger.max_bytes":
+            value = parse_size(value, key)
+        elif key == "ledger.redact":
+            value = [value] if isinstance(value, str) else value
+        value = msgspec.convert(value, _LEDGER[key].type, strict=False)
+        for pattern in value if key == "ledger.redact" else ():
+            re.compile(pattern)
+    except (msgspec.ValidationError, InvalidSpec, re.error) as error:
+        raise ConfigError(f"{origin}: {key} is {value!r}: {error}") from None
+    least = {"ledger.max_bytes": 1, "ledger.keep": 0}.get(key)
+    if least is not None and value < least:
+        raise ConfigError(f"{origin}: {key} is {value!r}; it must be a whole number, at least {least}")
+    return value
 
 
 def _xdg(name: str, fallback: str) -> Path:
     """A base folder as the XDG specification says: a relative one is as good as none."""
     named = os.environ.get(name, "")
     return Path(named if os.path.isabs(named) else fallback).expanduser() / "skerry"
-
-
-def _spelled_for_environment() -> str:
-    return ", ".join(_PREFIX + key.upper() for key in _KEYS) + " and SKERRY_PROVIDERS__NAME__SETTING"
-
-
-def _is_root() -> bool:
-    return os.geteuid() == 0

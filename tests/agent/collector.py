@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from skerry.agent.stream import Stream
+from skerry.net.stream import Stream
 
 
 class Collector:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from vm.mux_pair import Running
 
-from skerry.agent import runtime
+from skerry.agent import bundle
 
 from .guest_process import PATIENCE_S, Wire
 
@@ -43,14 +43,14 @@ _CGROUP2 = next(
 )
 
 
-def build_runtime(folder: Path) -> runtime.Portable:
+def build_runtime(folder: Path) -> bundle.Portable:
     """What a machine has at /.skerry, in a folder that everybody can reach."""
     for each in (folder, *folder.parents[:2]):
         each.chmod(0o755)
-    portable = runtime.portable(folder)
-    shutil.copytree(runtime.agent_folder(folder, portable.python), folder / "whole/agent")
+    portable = bundle.portable(folder)
+    shutil.copytree(bundle.agent_folder(folder, portable.python), folder / "whole/agent")
     shutil.copytree(portable.folder, folder / "whole/python")
-    return runtime.Portable(folder / "whole/python", portable.python)
+    return bundle.Portable(folder / "whole/python", portable.python)
 
 
 def why_not() -> str | None:
@@ -66,7 +66,7 @@ def why_not() -> str | None:
 
 
 class FirstProcess:
-    def __init__(self, portable: runtime.Portable, *words: str) -> None:
+    def __init__(self, portable: bundle.Portable, *words: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="skerry-first-"))
         self.path = self.folder / "v.sock"
         self._portable = portable

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from skerry.agent.client import AgentClient
-from skerry.agent.stream import Buffer, Receiver, Stream
-from skerry.lifecycle import State
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId, Spec, new_id
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.net.stream import Buffer, Receiver, Stream
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .no_boxes import NoBoxes
 
@@ -106,12 +105,9 @@ class LyingProvider(NoBoxes):
         return self.agents[-1]
 
 
-def sandbox_of(script: Script) -> AsyncSandbox:
+def sandbox_of(script: Script, disk: int | None = None) -> AsyncSandbox:
     """A sandbox, ready, whose agent follows the script."""
-    sandbox = AsyncSandbox.__new__(AsyncSandbox)
-    sandbox._bind(new_id(), Spec(provider="lying"), LyingProvider(script))
-    sandbox._state = State.READY
-    return sandbox
+    return AsyncSandbox.of_box(new_id(), Spec(provider="lying", disk=disk), LyingProvider(script))
 
 
 def requests_only(script: Script) -> Script:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from skerry.model.spec import SandboxId, Spec
 from skerry.providers.base import BoxStatus, Enforcement, Isolation, Provider
-from skerry.spec import SandboxId, Spec
 
 
 class NoBoxes(Provider):

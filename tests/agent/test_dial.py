@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.agent import dial
 from skerry.errors import AgentUnreachable
+from skerry.net import dial
 
 from .collector import Collector
 
@@ -319,6 +319,16 @@ async def test_process_that_closes_its_output_but_lives_on_is_ended() -> None:
     collector = Collector(stream)
     await collector.wait_for_end()
     assert "closed its output" in str(collector.error)
+    await wait_for_reaping(stream._child.pid)
+
+
+async def test_process_whose_children_complain_without_end_is_told_of_all_the_same() -> None:
+    stream = await dial.process(["sh", "-c", "yes >&2 1>&2 & exit 7"])
+    assert isinstance(stream, dial.ProcessStream)
+    collector = Collector(stream)
+    await collector.wait_for_end()
+    assert "code 7" in str(collector.error)
+    assert len(str(collector.error)) < 5000
     await wait_for_reaping(stream._child.pid)
 
 

@@ -19,7 +19,7 @@ from skerry.errors import (
     PathNotFound,
     SkerryError,
 )
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .guest_process import Guest, interpreters
 

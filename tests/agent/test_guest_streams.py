@@ -10,6 +10,7 @@ import pty
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skerry.agent.client import AgentClient
-from skerry.agent.runtime import GUEST
-from skerry.agent.stream import FdStream
+from skerry.agent.bundle import GUEST
+from skerry.agent.client import AgentClient, digest_of
 from skerry.errors import AgentUnreachable
+from skerry.net.stream import FdStream
 
 from .guest_process import PATIENCE_S, Guest, wait_until
 
@@ -67,15 +68,15 @@ def test_an_id_in_use_closes_the_stream(guest: Guest) -> None:
 @pytest.mark.parametrize(
     "first", ['{"id":1,"method":"ping"}\n', '{"id":1,"method":"exec","params":{"argv":["true"]}}\n']
 )
-def test_nothing_is_answered_before_the_greeting(guest: Guest, first: str) -> None:
-    with guest.wire(greet=False) as wire:
+def test_where_a_token_is_demanded_nothing_is_answered_before_it(first: str) -> None:
+    with Guest(token_digest=digest_of("secret")) as guest, guest.wire(greet=False) as wire:
         wire.socket.sendall(first.encode())
         assert wire.receive() == ({}, b"")
 
 
-@pytest.mark.parametrize("token", [None, "wrong", "", "secre", "secrets", 5, ["secret"], "é"])
+@pytest.mark.parametrize("token", [None, "wrong", "", "secre", "secrets", 5, ["secret"], "é", "\ud800"])
 def test_a_wrong_token_closes_the_stream_without_a_word(token: Any) -> None:
-    with Guest(token="secret") as guest, guest.wire(greet=False) as wire:
+    with Guest(token_digest=digest_of("secret")) as guest, guest.wire(greet=False) as wire:
         wire.send({"id": 1, "method": "hello", "params": {"protocol": 1, "token": token}})
         assert wire.receive() == ({}, b"")
 
@@ -101,7 +102,8 @@ async def test_it_is_reached_by_tcp_with_its_token() -> None:
         finder.bind(("127.0.0.1", 0))
         port = finder.getsockname()[1]
     guest = Guest()
-    guest.process = guest.start({"listen": {"tcp": ["127.0.0.1", port]}, "token": "secret", "home": str(guest.home)})
+    config = {"listen": {"tcp": ["127.0.0.1", port]}, "token_digest": digest_of("secret"), "home": str(guest.home)}
+    guest.process = guest.start(config)
     try:
 
         def connect() -> socket.socket:
@@ -174,7 +176,9 @@ async def test_over_a_device_it_serves_one_host_after_the_other() -> None:
     guest = Guest()
     guest.process = guest.start({"listen": {"device": os.ttyname(slave)}, "home": str(guest.home)})
     try:
-        await asyncio.to_thread(wait_until, lambda: os.ttyname(slave) in guest.fds(), "the agent opened the device")
+        await asyncio.to_thread(
+            wait_until, lambda: not termios.tcgetattr(slave)[3] & termios.ECHO, "the agent made the device raw"
+        )
         client = await AgentClient.greet(FdStream(os.dup(master), os.dup(master)))
         call = client.open("exec", {"argv": ["printf", "\\001\\003\\004\\021\\023\\r\\n\\377"]})
         assert b"".join([data async for _, data in call.chunks()]) == b"\x01\x03\x04\x11\x13\r\n\xff"
@@ -185,18 +189,22 @@ async def test_over_a_device_it_serves_one_host_after_the_other() -> None:
         os.close(master)
 
 
-def test_streams_beyond_the_limit_are_closed_and_the_others_live(guest: Guest) -> None:
-    wires = [guest.wire() for _ in range(64)]
-    extra = guest.connect()
-    extra.settimeout(PATIENCE_S)
-    assert extra.recv(1) == b""
+def test_streams_beyond_the_limit_wait_until_others_end(guest: Guest) -> None:
+    wires = [guest.wire() for _ in range(128)]
+    waiting = [guest.connect() for _ in range(3)]
+    for stream in waiting:
+        stream.sendall(b'{"jsonrpc":"2.0","id":1,"method":"hello","params":{"protocol":1}}\n')
+        stream.settimeout(PATIENCE_S)
     assert wires[0].call(1, "ping")["result"] == {}
-    for wire in wires:
+    assert guest.fds().count("socket") == 1 + len(wires)
+    for stream, wire in zip(waiting, wires, strict=False):
         wire.socket.close()
+        assert b'"protocol":1' in stream.recv(4096)
+    for stream in (*waiting, *(wire.socket for wire in wires)):
+        stream.close()
     wait_until(lambda: guest.fds().count("socket") == 1, "closed streams are let go")
     with guest.wire() as wire:
         assert wire.call(1, "ping")["result"] == {}
-    extra.close()
 
 
 # its end

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from skerry.agent.bundle import GUEST
 from skerry.agent.guest import trees
-from skerry.agent.runtime import GUEST
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .guest_process import Guest
 
@@ -51,13 +51,13 @@ def remove(path: Path) -> int:
 
 def test_a_folder_3000_deep_is_walked_and_removed(folder: Path) -> None:
     make_deep(folder, DEPTH)
-    fds = os.listdir("/proc/self/fd")
+    fds = set(os.listdir("/proc/self/fd"))
     walked = list(trees.walk(os.fsencode(folder), sys.maxsize))
     assert len(walked) == DEPTH + 1
     assert walked[-1][0] == b"d/" * DEPTH + b"file"
     remove(folder)
     assert not folder.exists()
-    assert os.listdir("/proc/self/fd") == fds
+    assert set(os.listdir("/proc/self/fd")) <= fds  # fewer where garbage of an earlier test went meanwhile
 
 
 async def test_a_folder_3000_deep_is_listed_and_removed_by_the_agent(sandbox: AsyncSandbox, guest: Guest) -> None:

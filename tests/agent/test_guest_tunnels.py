@@ -11,10 +11,11 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
+from loopback import served
 
+from skerry.agent.tunnel import AsyncTunnel
 from skerry.errors import Conflict, InvalidSpec, NotFound
-from skerry.sandbox import AsyncSandbox
-from skerry.tunnels import AsyncTunnel
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .guest_process import Guest, wait_until
 
@@ -37,13 +38,14 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 digest.update(data)
         writer.write(digest.digest())
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
+    async with served(serve) as port:
+        yield port
 
 
 async def read_all(tunnel: AsyncTunnel) -> bytes:
@@ -98,6 +100,8 @@ async def test_a_forward_is_a_port_like_any_other(sandbox: AsyncSandbox, port: i
                 received = await reader.read()
             assert received[-32:] == hashlib.sha256(b"hello").digest()
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         reader, writer = await asyncio.open_connection(*forward.address)
         await reader.read(1)
     async with asyncio.timeout(5):
@@ -105,6 +109,8 @@ async def test_a_forward_is_a_port_like_any_other(sandbox: AsyncSandbox, port: i
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(*address)
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def test_a_forward_to_nothing_closes_its_connections(sandbox: AsyncSandbox) -> None:
@@ -112,6 +118,8 @@ async def test_a_forward_to_nothing_closes_its_connections(sandbox: AsyncSandbox
         reader, writer = await asyncio.open_connection(*forward.address)
         assert await reader.read() == b""
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_a_peer_that_resets_does_not_make_the_agent_spin(guest: Guest, sandbox: AsyncSandbox) -> None:
@@ -153,6 +161,8 @@ async def fetch(address: str) -> bytes:
     writer.write_eof()
     data = await reader.read()
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     return data
 
 

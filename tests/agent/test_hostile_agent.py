@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import json
 import os
 import socket
 import time
@@ -15,8 +16,8 @@ import pytest
 from skerry.agent import client as client_module
 from skerry.agent.call import UP_WINDOW, WINDOW
 from skerry.agent.client import MAX_LINE, AgentClient
-from skerry.agent.stream import FdStream
 from skerry.errors import AgentProtocolError, AgentUnreachable, CallInterrupted, CallTimeout, SkerryError
+from skerry.net.stream import FdStream
 
 from .lying_agent import LyingAgent, client_of, turns
 
@@ -274,18 +275,38 @@ async def test_a_flood_of_frames_for_no_call_ends_the_stream() -> None:
         await call.result(dict[str, Any])
 
 
-async def test_a_flood_of_unknown_notifications_costs_no_memory() -> None:
+NOTHING_NEW = {
+    "ends of nobody": {"method": "end", "params": {"id": 777}},
+    "ends of one call": {"method": "end", "params": {"id": 2}},
+    "empty data": {"method": "data", "params": {"id": 2}, "bytes": 0},
+    "unknown notifications": {"method": "weather", "params": {"id": 2}},
+    "answers to nobody": {"id": 777, "result": {}},
+}
+
+
+@pytest.mark.parametrize("message", NOTHING_NEW.values(), ids=NOTHING_NEW)
+async def test_a_flood_of_frames_that_say_nothing_ends_the_stream(message: dict[str, Any]) -> None:
     client, agent = await client_of()
     call = client.open("exec")
-    flood = b'{"method":"weather","params":{"id":%d}}\n' % call.id * 1000
+    assert call.id == 2
+    flood = json.dumps(message).encode() + b"\n"
     tracemalloc.start()
     try:
-        for _ in range(50):
-            agent.raw(flood)
+        for _ in range(30):
+            agent.raw(flood * 1000)
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert held < 1 << 20
+    assert not client.is_open
+    with pytest.raises(AgentProtocolError, match="no call"):
+        await call.result(dict[str, Any])
+
+
+async def test_a_few_unknown_notifications_are_passed_over() -> None:
+    client, agent = await client_of()
+    call = client.open("exec")
+    agent.raw(b'{"method":"weather","params":{"id":%d}}\n' % call.id * 1000)
     agent.answer({"id": call.id}, {})
     assert await call.result(dict[str, Any]) == {}
 
@@ -427,3 +448,18 @@ async def test_frames_of_one_byte_on_both_descriptors_do_not_multiply_memory() -
         2: window // 2,
     }
     client.close()
+
+
+async def test_bytes_that_are_on_their_way_when_a_call_is_given_up_are_no_violation() -> None:
+    client, agent = await client_of()
+    for _ in range(20):
+        call = client.open("read_file", window=4096)
+        call.abandon()
+        for _ in range(4096):
+            agent.data(call.id, b"x")
+        agent.answer({"id": call.id}, {})
+    assert client.is_open
+    call.abandon()
+    for _ in range(200_000):
+        agent.data(call.id, b"x")
+    assert not client.is_open, "but there is an end of them"

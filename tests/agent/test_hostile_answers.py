@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import tracemalloc
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skerry import files as files_module
-from skerry import processes as processes_module
 from skerry.errors import AgentProtocolError, CallTimeout, LimitReached, SkerryError
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox import files as files_module
+from skerry.sandbox import processes as processes_module
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .lying_agent import ENTRY, EXIT, LyingAgent, Message, Script, requests_only, sandbox_of, turns
 
@@ -73,7 +75,7 @@ async def test_a_strange_exit_is_an_error_not_a_result(exit: dict[str, Any]) -> 
 async def test_more_output_than_was_allowed_is_cut() -> None:
     sandbox = sandbox_of(always(EXIT, (b"x" * 100, 1), (b"y" * 100, 1), (b"e" * 5, 2)))
     result = await sandbox.exec(["true"], limit=150)
-    assert len(result.stdout) <= 150
+    assert result.stdout == b"x" * 75 + b"\n[... 50 bytes left out ...]\n" + b"y" * 75
     assert result.stderr == b"eeeee"
     assert result.truncated
 
@@ -115,6 +117,21 @@ async def test_a_listing_that_never_ends_ends_by_a_deadline(monkeypatch: pytest.
     await sandbox.close()
 
 
+async def test_a_log_of_a_service_that_never_ends_is_an_error() -> None:
+    def script(agent: LyingAgent, message: Message) -> None:
+        """Send as much as there is credit for, and no answer."""
+        if message.get("method") == "service_log":
+            agent.data(message["id"], b"x" * (1 << 20), 1)
+        elif message.get("method") == "credit":
+            agent.data(message["params"]["id"], b"x" * message["params"]["bytes"], 1)
+
+    sandbox = sandbox_of(script)
+    async with asyncio.timeout(10):
+        with pytest.raises(AgentProtocolError, match="more of a log"):
+            [piece async for piece in sandbox.service.logs()]
+    await sandbox.close()
+
+
 Use = Callable[[AsyncSandbox], Awaitable[object]]
 USES: dict[str, Use] = {
     "write": lambda s: s.files.write("x", b"abc"),
@@ -122,6 +139,7 @@ USES: dict[str, Use] = {
     "stat": lambda s: s.files.stat("x"),
     "metrics": lambda s: s.metrics(),
     "processes": lambda s: s.processes.list(),
+    "service": lambda s: s.service.status(),
     "background": lambda s: s.start(["x"], background=True),
     "exec": lambda s: s.exec(["x"]),
     "code": lambda s: s.run_code("python", "1"),
@@ -133,6 +151,47 @@ USES: dict[str, Use] = {
 async def test_a_nonsense_answer_is_an_error_of_ours(use: Use, result: Any) -> None:
     with pytest.raises(SkerryError):
         await use(sandbox_of(always(result)))
+
+
+USAGE = {"total": 1, "used": 1, "free": 1}
+MEASURED = {"uptime_s": 1.0, "cpu_percent": 1.0, "cpu_s": 1.0, "memory_bytes": 1, "disk": USAGE, "processes": 1}
+PROCESS = {"process": 1, "pid": 1, "argv": ["x"], "running": True, "started": 1.0, "exit_code": 1, "signal": 1}
+
+
+SERVICE = {"state": "running", "healthy": True, "process": 1, "pid": 1, "restarts": 1, "exit_code": 1, "started": 1.0}
+
+
+def _with_each_number(answer: Any, number: str) -> Iterator[bytes]:
+    """The answer as JSON, again and again, with that for one of its numbers."""
+    text = json.dumps(answer)
+    for found in re.finditer(r"(?<=: )[\d.]+", text):
+        yield f"{text[: found.start()]}{number}{text[found.end() :]}".encode()
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "1e400", "1e308", "NaN", "-1e308", str(2**63 + 3000)])
+@pytest.mark.parametrize(
+    ("use", "answer"),
+    [
+        (lambda s: s.metrics(), MEASURED),
+        (lambda s: s.processes.list(), {"processes": [PROCESS]}),
+        (lambda s: s.service.status(), {"service": SERVICE}),
+        (lambda s: s.files.stat("x"), ENTRY),
+        (lambda s: s.exec(["x"]), EXIT),
+        (lambda s: s.start(["x"], background=True), {"process": 1}),
+        (lambda s: s.files.append("x", b""), {"size": 1}),
+    ],
+    ids=["metrics", "processes", "service", "stat", "exec", "start", "append"],
+)
+async def test_no_number_of_an_agent_is_one_that_cannot_be_printed(use: Use, answer: Any, number: str) -> None:
+    for said in _with_each_number(answer, number):
+
+        @requests_only
+        def script(agent: LyingAgent, message: Message, said: bytes = said) -> None:
+            agent.raw(b'{"id":%d,"result":%s}\n' % (message["id"], said))
+
+        with pytest.raises(AgentProtocolError):
+            await use(sandbox_of(script))
+    assert await use(sandbox_of(always(answer))) is not None
 
 
 @pytest.mark.parametrize(
@@ -306,7 +365,7 @@ async def test_a_cancelled_download_writes_no_more_into_whatever_file_comes_next
     await turns()
     downloading.cancel()
     await asyncio.gather(downloading, return_exceptions=True)
-    agent = sandbox._provider.agents[0]  # type: ignore[union-attr]
+    agent = sandbox.connection.provider.agents[0]  # type: ignore[attr-defined]
     with contextlib.ExitStack() as files:
         innocent = [files.enter_context((tmp_path / f"innocent{i}").open("w+b", buffering=0)) for i in range(5)]
         agent.raw(b"x" * 96)

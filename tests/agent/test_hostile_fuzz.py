@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from skerry.agent.client import AgentClient
 from skerry.errors import SkerryError
-from skerry.processes import Exit
+from skerry.sandbox.processes import Exit
 
 from .lying_agent import ENTRY, EXIT, HELLO, LyingAgent, turns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from skerry.agent.call import WINDOW
 from skerry.agent.guest import trees
-from skerry.errors import FileError, SkerryError
-from skerry.files import AsyncFiles
+from skerry.errors import FileError, LimitReached, SkerryError
+from skerry.sandbox.files import AsyncFiles
 
-from .lying_agent import ENTRY, LyingAgent, Message, requests_only, sandbox_of
+from .lying_agent import ENTRY, LyingAgent, Message, sandbox_of
 
 CONTENT = b"from the box"
 
@@ -30,6 +32,12 @@ def entry(
     body = CONTENT if type == tarfile.REGTYPE else b""
     member.size = len(body) if size is None else size
     return member.tobuf(tarfile.PAX_FORMAT) + body + b"\0" * (-len(body) % 512)
+
+
+def _tar_header(name: str, size: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT)
 
 
 END = b"\0" * 1024
@@ -92,17 +100,35 @@ def no_huge_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def downloads(tar: bytes) -> AsyncFiles:
-    @requests_only
+def downloads(tar: bytes | Iterator[bytes], disk: int | None = None, *, cut: bool = False) -> AsyncFiles:
+    """A folder that an agent sends as that, or a file if it never ends, as fast as the host takes it; `cut` breaks the
+    stream before its answer."""
+    pieces = iter([tar]) if isinstance(tar, bytes) else tar
+    held = bytearray()
+
+    def send(agent: LyingAgent, id: int, credit: int) -> None:
+        while credit > 0 and agent.is_open:
+            if not held:
+                held.extend(next(filter(None, pieces), b""))
+            if not held:
+                if cut:
+                    agent.end(ConnectionResetError("gone"))
+                agent.answer({"id": id}, {})
+                return
+            piece = bytes(held[: min(credit, 10_000)])
+            del held[: len(piece)]
+            credit -= len(piece)
+            agent.data(id, piece)
+
     def script(agent: LyingAgent, message: Message) -> None:
         if message["method"] == "stat":
-            agent.answer(message, {**ENTRY, "type": "dir"})
-            return
-        for at in range(0, len(tar), 10_000):
-            agent.data(message["id"], tar[at : at + 10_000])
-        agent.answer(message, {})
+            agent.answer(message, {**ENTRY, "type": "file" if message["params"]["path"] == "a file" else "dir"})
+        elif "id" in message:
+            send(agent, message["id"], WINDOW)
+        elif message["method"] == "credit":
+            send(agent, message["params"]["id"], message["params"]["bytes"])
 
-    return sandbox_of(script).files
+    return sandbox_of(script, disk).files
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -156,6 +182,107 @@ async def test_the_limit_of_bytes_counts_what_is_announced_before_it_is_written(
     with pytest.raises(SkerryError):
         await downloads(tar + END).download("x", tmp_path / "box", max_bytes=1 << 20)
     assert sum(path.stat().st_blocks for path in (tmp_path / "box").rglob("*")) * 512 <= 1 << 20
+
+
+DISK = 1 << 20
+FLOODS = {
+    "a folder of one file": (_tar_header("x", 1 << 40), b"x" * 65536),
+    "a folder of files": (b"", entry("x") * 10),
+    "a folder of empty files": (b"", _tar_header("x", 0) * 10),
+    "a file": (b"", b"x" * 65536),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_sandbox_sends_no_more_than_it_can_hold_and_nothing_stays(tmp_path: Path, flood: str) -> None:
+    target = tmp_path / "x" if flood == "a file" else tmp_path / "new" / "box"
+    with pytest.raises(LimitReached, match="max_bytes, --max-size"):
+        await downloads(_without_end(*FLOODS[flood]), DISK).download(flood, target)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_names_and_links_take_no_more_room_than_content_may(tmp_path: Path) -> None:
+    tar = b"".join(entry(f"{number}", LINK, "t" * 90) for number in range(5_000)) + END
+    with pytest.raises(LimitReached):
+        await downloads(tar, DISK).download("x", tmp_path / "box")
+    assert os.listdir(tmp_path) == []
+
+
+async def test_what_a_sandbox_may_not_hold_comes_if_it_is_asked_for(tmp_path: Path) -> None:
+    tar = entry("a") + END
+    tar = _tar_header("big", DISK + 512) + b"x" * (DISK + 512) + tar
+    with pytest.raises(LimitReached):
+        await downloads(tar, DISK).download("x", tmp_path / "box")
+    await downloads(tar, DISK).download("x", tmp_path / "box", max_bytes=2 * DISK)
+    assert (tmp_path / "box/big").stat().st_size == DISK + 512
+
+
+BROKEN = {
+    "cut off": (entry("d/new") + entry("old") + entry("x", size=1 << 20), False),
+    "a lie at the end": (entry("d/new") + entry("old") + entry("../x") + END, False),
+    "a stream that breaks": (entry("d/new") + entry("old"), True),
+    "a folder over a file": (entry("d/new") + entry("old/x") + END, False),
+    "a file over a folder": (entry("new") + entry("d") + END, False),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+async def test_a_folder_that_does_not_come_whole_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "there/d").mkdir(parents=True)
+    (tmp_path / "there/old").write_bytes(b"old")
+    before = snapshot(tmp_path)
+    tar, cut = BROKEN[how]
+    with pytest.raises(SkerryError):
+        await downloads(tar, cut=cut).download("x", tmp_path / "there")
+    assert snapshot(tmp_path) == before
+    if "over" not in how:
+        with pytest.raises(SkerryError):
+            await downloads(tar, cut=cut).download("x", tmp_path / "new/below/it")
+        assert snapshot(tmp_path) == before
+
+
+async def test_a_folder_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
+    endless = _without_end(*FLOODS["a folder of files"])
+    has_begun = asyncio.Event()
+
+    def told() -> Iterator[bytes]:
+        for number, piece in enumerate(endless):
+            if number == 20:
+                has_begun.set()
+            yield piece
+
+    copying = asyncio.create_task(downloads(told(), 1 << 40).download("x", tmp_path / "new/box"))
+    await has_begun.wait()
+    assert os.listdir(tmp_path)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_folder_that_comes_whole_is_merged_with_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "there/d/e").mkdir(parents=True)
+    (tmp_path / "there/d/mine").write_bytes(b"mine")
+    (tmp_path / "there/d/old").symlink_to("/nowhere")
+    tar = entry("d/old") + entry("d/e/f/new") + entry("d/link", LINK, "old") + END
+    await downloads(tar).download("x", tmp_path / "there")
+    found = {str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*")}
+    assert found == {"d", "d/mine", "d/old", "d/link", "d/e", "d/e/f", "d/e/f/new"}
+    assert (tmp_path / "there/d/old").read_bytes() == CONTENT
+    assert not (tmp_path / "there/d/old").is_symlink()
+
+
+async def test_folders_of_any_depth_go_when_the_copy_fails(tmp_path: Path) -> None:
+    tar = _pax({"path": "d/" * 1500 + "x"}) + entry("x") + entry("../y") + END
+    try:
+        with pytest.raises(SkerryError):
+            await downloads(tar).download("x", tmp_path / "box")
+        assert os.listdir(tmp_path) == []
+    finally:  # pytest could not remove them
+        for _ in trees.remove_tree(str(tmp_path / "box")):
+            pass
 
 
 async def test_a_small_archive_does_not_become_a_large_folder(tmp_path: Path) -> None:

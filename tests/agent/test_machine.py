@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from skerry.agent.runtime import GUEST, Portable
+from skerry.agent.bundle import GUEST, Portable
+from skerry.agent.client import digest_of
 
 from .first_process import FirstProcess, build_runtime, preparation, why_not
 from .guest_process import PATIENCE_S, Wire
@@ -83,6 +84,18 @@ def test_a_machine_is_named_anew_by_each_reseed(machine: FirstProcess) -> None:
         assert run(user, "hostname; cat /etc/hostname")[1].split() == ["another", "another"]
 
 
+def test_a_network_without_an_address_is_loopback_with_ports_for_all_and_a_resolver(machine: FirstProcess) -> None:
+    control, user = prepare(machine, network={"nameserver": "127.0.0.1"})
+    with control, user:
+        setting = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+        assert run(user, f"cat {setting} /etc/resolv.conf; cat /proc/net/route | wc -l")[1].splitlines() == [
+            "0",
+            "nameserver 127.0.0.1",
+            "1",
+        ]
+        assert run(user, f"echo 1024 >{setting}")[0] != 0
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"entropy": "xyz"}, {"machine_id": "short"}, {"hostname": ""}, {"hostname": "two\nlines"}, {"machine_id": 5}],
@@ -100,13 +113,16 @@ def test_before_it_is_prepared_nothing_of_the_user_can_be_reached(machine: First
                 machine.connect(port)
 
 
-@pytest.mark.parametrize("wrong", [{"home": "relative"}, {"cwd": None}, {"user": "nobody-knows"}])
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [({"home": "relative"}, "invalid"), ({"cwd": None}, "invalid"), ({"user": "nobody-knows"}, "no_user")],
+)
 def test_a_wrong_preparation_is_explained_and_the_machine_stays_to_tell_it(
-    machine: FirstProcess, wrong: dict[str, Any]
+    machine: FirstProcess, wrong: dict[str, Any], kind: str
 ) -> None:
     with machine.wire(51) as control:
         control.call(1, "reseed", **SEED)
-        assert control.call(2, "prepare", **preparation(**wrong))["error"]["data"]["kind"] == "invalid"
+        assert control.call(2, "prepare", **preparation(**wrong))["error"]["data"]["kind"] == kind
         assert "result" in control.call(3, "ping")
 
 
@@ -128,7 +144,7 @@ def test_an_agent_of_another_user_serves_one_stream(machine: FirstProcess, user:
         with machine.wire(51) as again:
             again.call(1, "ping")
         assert run(first, "echo alive")[1] == "alive\n"
-        assert control.call(4, "agent_as", user="nobody-knows")["error"]["data"]["kind"] == "invalid"
+        assert control.call(4, "agent_as", user="nobody-knows")["error"]["data"]["kind"] == "no_user"
 
 
 def test_a_port_may_lead_to_a_socket_of_a_service(machine: FirstProcess) -> None:
@@ -188,3 +204,35 @@ def test_nothing_but_a_first_process_runs_it() -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "first process" in done.stderr
+
+
+# a token
+
+
+def test_a_machine_that_was_told_of_a_token_hears_nobody_without_it(portable: Portable) -> None:
+    shared, own = "of all clones", "of this machine alone"
+    with FirstProcess(portable, f"skerry.token={digest_of(shared)}") as machine:
+        for first in ({"method": "hello", "params": {"protocol": 1}}, {"method": "exec", "params": {"cmd": "true"}}):
+            with Wire(machine.connect(51), greet=False) as stranger:
+                stranger.send({"id": 1, **first})
+                assert stranger.receive() == ({}, b"")
+        with token_wire(machine, 51, shared) as control:
+            refused = control.call(1, "prepare", **preparation(token_digest=digest_of(own), forwards={"99": "/x"}))
+            assert refused["error"]["data"]["kind"] == "invalid"
+            assert "result" in control.call(2, "reseed", **SEED)
+            assert "result" in control.call(3, "prepare", **preparation(token_digest=digest_of(own)))
+            port = control.call(4, "agent_as", user="root")["result"]["port"]
+        for reached in (51, 52):
+            with Wire(machine.connect(reached), greet=False) as stranger:
+                stranger.send({"id": 0, "method": "hello", "params": {"protocol": 1, "token": shared}})
+                assert stranger.receive() == ({}, b"")
+        for reached in (51, 52, port):
+            with token_wire(machine, reached, own) as wire:
+                assert wire.call(1, "ping")["result"] == {}
+
+
+def token_wire(machine: FirstProcess, port: int, token: str) -> Wire:
+    wire = Wire(machine.connect(port), greet=False)
+    wire.send({"id": 0, "method": "hello", "params": {"protocol": 1, "token": token}})
+    assert wire.answer(0)["result"]["protocol"] == 1
+    return wire

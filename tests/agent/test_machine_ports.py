@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from vm.mux_pair import Running
 
-from skerry.agent.guest.joined import Joined
+from skerry.agent.guest.vm.socket_pair import SocketPair
 
 PATIENCE_S = 10
 
@@ -23,8 +23,8 @@ class Pair:
         self.service, other = socket.socketpair()
         for each in (self.caller, self.service):
             each.settimeout(PATIENCE_S)
-        self.ended: list[Joined] = []
-        runner.do(lambda: Joined(runner.loop, one, other, self.ended.append))  # type: ignore[arg-type]
+        self.ended: list[SocketPair] = []
+        runner.do(lambda: SocketPair(runner.loop, one, other, self.ended.append))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from skerry.agent import dial
+from skerry.agent.bundle import GUEST
 from skerry.agent.client import AgentClient
-from skerry.agent.runtime import GUEST
 from skerry.errors import AgentUnreachable
+from skerry.net import dial
 
 Relay = tuple["subprocess.Popen[bytes]", socket.socket]
 

@@ -6,17 +6,21 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
+from manager.world import config_of
 
-from skerry.agent import dial
-from skerry.agent.runtime import GUEST
-from skerry.agent.stream import Stream
+from skerry.agent.bundle import GUEST
 from skerry.errors import InvalidSpec, Unsupported
-from skerry.lifecycle import State
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.net import dial
+from skerry.net.stream import Stream
 from skerry.providers.base import Capability
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId, Spec, new_id
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.store import Store
 
 from .guest_process import Guest
 from .no_boxes import NoBoxes
@@ -52,9 +56,7 @@ def provider(guest: Guest) -> WithUsers:
 @pytest.fixture
 async def shared(provider: WithUsers) -> AsyncIterator[AsyncSandbox]:
     """A sandbox of user `owner` whose provider can be anybody else too."""
-    sandbox = AsyncSandbox.__new__(AsyncSandbox)
-    sandbox._bind(new_id(), Spec(provider="users", user="owner"), provider)
-    sandbox._state = State.READY
+    sandbox = AsyncSandbox.of_box(new_id(), Spec(provider="users", user="owner"), provider)
     yield sandbox
     await sandbox.close()
 
@@ -92,6 +94,43 @@ async def test_a_closed_sandbox_dials_again(shared: AsyncSandbox, provider: With
 async def test_a_user_that_is_not_there_is_an_error_and_nobody_else_is_taken(shared: AsyncSandbox) -> None:
     with pytest.raises(InvalidSpec, match="stranger"):
         await shared.exec("true", user="stranger")
+
+
+async def test_an_agent_of_another_user_hears_only_what_the_host_added_to_the_environment(
+    shared: AsyncSandbox,
+) -> None:
+    await shared.set_env({"A": "1", "B": "2"})
+    await shared.call("set_env", {"env": {"B": "lie", "LD_PRELOAD": "evil.so"}})
+    assert (await shared.exec("echo $A $B $LD_PRELOAD", user="app")).text == "1 2\n"
+    await shared.set_env({"B": "3"})
+    assert (await shared.exec("echo $A $B $LD_PRELOAD", user="app")).text == "1 3\n"
+
+
+async def test_what_another_program_added_to_the_environment_is_believed_only_as_it_was(
+    provider: WithUsers, tmp_path: Path
+) -> None:
+    """The agent alone has the values, and may lie: it can hide them, and change none."""
+    path = str(tmp_path / "registry.db")
+
+    async def program(stack: AsyncExitStack) -> AsyncSandboxManager:
+        store = await Store.open(path)
+        stack.push_async_callback(store.aclose)
+        return await stack.enter_async_context(
+            AsyncSandboxManager(config_of(tmp_path), store=store, providers={"users": provider})
+        )
+
+    async with AsyncExitStack() as stack:
+        first, second = await program(stack), await program(stack)
+        made = await first.create(provider="users", user="owner", env={"A": "1", "B": "2"})
+        await made.call("set_env", {"env": {"A": "1", "B": "lie", "LD_PRELOAD": "evil.so"}})  # A as the provider does
+        other = await second.get(made.id)
+        assert (await other.exec("echo $A $B $LD_PRELOAD", user="app")).text == "1\n"
+        await made.set_env({"C": "3"})
+        await other.close()
+        assert (await other.exec("echo $A $B $C $LD_PRELOAD", user="app")).text == "1 3\n"
+        await first.destroy(made.id)
+    for file in tmp_path.glob("registry.db*"):
+        assert b"evil.so" not in file.read_bytes()
 
 
 async def test_a_background_process_of_another_user_is_refused(shared: AsyncSandbox, provider: WithUsers) -> None:

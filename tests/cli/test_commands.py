@@ -21,9 +21,10 @@ def test_every_error_has_an_exit_code() -> None:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_table_of_commands_says_what_each_says_of_itself(name: str) -> None:
-    command = importlib.import_module(f"skerry.cli.{name.replace('-', '_')}").command
-    assert command.help.splitlines()[0] == cli.COMMANDS[name]
-    assert command.name in (name, "command")
+    module, text = cli.COMMANDS[name]
+    command = getattr(importlib.import_module(f"skerry.cli.{module}"), name.replace("-", "_"))
+    assert command.help.splitlines()[0] == text
+    assert command.name == name
 
 
 def test_help_lists_every_command(call) -> None:
@@ -78,7 +79,7 @@ def test_an_error_is_an_object_with_json(call, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unexpected_exception_says_how_to_get_the_trace(call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down() -> None:
+    def break_down(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
     monkeypatch.setattr("skerry.config.load", break_down)
@@ -171,7 +172,30 @@ def test_doctor_tells_of_a_default_provider_that_nobody_knows(call, monkeypatch:
 def test_doctor_tells_of_a_state_folder_that_is_none(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "file"))
-    assert f"{tmp_path}/file: not writable" in call("doctor")[1]
+    told = call("doctor")[1]
+    assert f"{tmp_path}/file: not writable" in told
+    assert "not needed: no sandbox has rules" in told
+
+
+def test_doctor_tells_of_a_gate_and_a_ledger_that_it_may_not_look_at(
+    call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir()
+    for name in ("gate", "ledger"):
+        (tmp_path / "state" / name).symlink_to(name)  # nobody can look into it, root neither
+    told = call("doctor")[1]
+    assert "--  gate                whether it runs and is needed cannot be seen" in told
+    assert "--  ledger              [Errno" in told
+
+
+def test_doctor_tells_whether_the_ledger_is_written(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path))
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger/ledger.jsonl").write_bytes(b"x" * 2048)
+    assert "ok  ledger              2K; skerry ledger verify" in call("doctor")[1]
+    monkeypatch.setenv("SKERRY_LEDGER__ENABLED", "false")
+    assert "--  ledger              off: " in call("doctor")[1]
 
 
 def test_doctor_survives_a_state_folder_that_cannot_be_looked_at(call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +235,8 @@ def test_an_unknown_option_is_an_object_with_json_too(call) -> None:
 
 
 def test_a_wrong_choice_names_those_there_are(call) -> None:
-    assert call("run", "--network", "wide", "true") == (
-        125, "", "skerry: network: 'wide' must be one of none, host, bridge\n",
+    assert call("run", "--network", "a b", "true") == (
+        125, "", "skerry: network: 'a b' must be none, rules, bridge, host, or the name of a network of the engine\n",
     )  # fmt: skip
 
 
@@ -236,7 +260,7 @@ def test_check_passes_on_how_the_suite_ended(call, monkeypatch: pytest.MonkeyPat
         "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\ndef test_not(): pytest.skip('why')\n"
     )
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "no:cacheprovider", str(suite)]
-    monkeypatch.setattr("skerry.cli.check._pytest", lambda _: command)
+    monkeypatch.setattr("skerry.cli.doctor._pytest", lambda _: command)
     code, out, _ = call("check", "mock", "--json")
     told = json.loads(out)
     assert code == told["exit_code"] == 1

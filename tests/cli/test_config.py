@@ -32,12 +32,33 @@ def test_every_value_knows_its_origin(own_settings: Path, monkeypatch: pytest.Mo
         "project": "--project",
         "lifetime": str(own_settings),
         "idle": "default",
+        "timeout": "default",
         "database": "default",
         "max_sandboxes": "default",
         "max_boots": "default",
+        "log": "default",
+        **dict.fromkeys(
+            (f"ledger.{name}" for name in ("enabled", "max_bytes", "keep", "when_full", "commands", "redact")),
+            "default",
+        ),
         "providers.mock.speed": str(own_settings),
     }
     assert loaded.values().keys() == loaded.origins.keys()
+
+
+def test_settings_of_the_ledger_come_from_the_file_and_from_variables(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config.load().ledger == config.LedgerSettings()
+    own_settings.write_text('[ledger]\nkeep = 3\nmax_bytes = "1M"\ncommands = "names"\nredact = ["a+", "b"]\n')
+    monkeypatch.setenv("SKERRY_LEDGER__KEEP", "5")
+    monkeypatch.setenv("SKERRY_LEDGER__ENABLED", "false")
+    loaded = config.load()
+    assert loaded.ledger == config.LedgerSettings(
+        enabled=False, keep=5, max_bytes=1 << 20, commands="names", redact=("a+", "b")
+    )
+    assert loaded.origins["ledger.keep"] == "$SKERRY_LEDGER__KEEP"
+    assert loaded.origins["ledger.max_bytes"] == str(own_settings)
 
 
 def test_provider_settings_from_the_environment_join_those_of_the_file(
@@ -57,6 +78,15 @@ def test_provider_settings_from_the_environment_join_those_of_the_file(
         ('lifetime = "soon"', "not a duration"),
         ('state_dir = "here"', "absolute"),
         ("providers = 1", "one table for each provider"),
+        ("ledger = 1", "unknown key 'ledger'"),
+        ("[ledger]\ncolour = 1", "unknown key 'colour' in \\[ledger\\]"),
+        ("[ledger]\nenabled = 3", "ledger.enabled is 3"),
+        ('[ledger]\nmax_bytes = "much"', "ledger.max_bytes is 'much'"),
+        ("[ledger]\nmax_bytes = 0", "at least 1"),
+        ("[ledger]\nkeep = -1", "at least 0"),
+        ('[ledger]\nwhen_full = "panic"', "ledger.when_full is 'panic'"),
+        ('[ledger]\ncommands = "all"', "ledger.commands is 'all'"),
+        ('[ledger]\nredact = ["("]', "ledger.redact"),
         ("[providers]\nlocal = 1", "one table for each provider"),
         ("project = ", "cannot be read"),
     ],

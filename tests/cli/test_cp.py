@@ -159,3 +159,21 @@ def test_ctrl_c_ends_a_copy_of_what_is_typed(skerry: Run, open_screen: Callable[
     screen.type("\x03")
     assert screen.wait() == 130
     assert skerry("exec", "box", "ls", "/tmp/typed").returncode != 0
+
+
+@pytest.mark.parametrize("target", ["-", "file", "folder/"])
+def test_more_than_the_sandbox_may_hold_comes_only_if_asked_for(skerry: Run, tmp_path: Path, target: str) -> None:
+    """A file with a hole is as large as its box likes."""
+    inside(skerry, "sh", "-c", "mkdir -p d && truncate -s 3T d/hole && truncate -s 9M d/small")
+    here = target if target == "-" else str(tmp_path / target)
+    source = "box:d" if target == "folder/" else "box:d/hole"
+    done = skerry("cp", source, here)
+    assert done.returncode == 125
+    assert b"832M" in done.stderr
+    assert b"--max-size" in done.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name in (target.strip("/"), "-") or ".skerry" in path.name]
+    if target != "folder/":
+        done = skerry("cp", "--max-size", "8M", "box:d/small", here)
+        assert done.returncode == 125
+        assert b"larger than 8388608 bytes" in done.stderr
+        assert skerry("cp", "--max-size", "10M", "box:d/small", here).returncode == 0

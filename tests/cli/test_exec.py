@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -183,6 +184,61 @@ def test_stats_are_a_table_or_a_line_for_each(skerry: Run, box: str) -> None:
     assert (used["id"], used["name"]) == (box, "box")
     assert used["memory_bytes"] > 0
     assert failed["error"]["code"] == "not_found"
+
+
+LYING = """
+import os, re, sys
+from skerry import cli
+from skerry.agent import client
+number = sys.argv[1].encode()
+real = client.AgentClient._read_line
+
+def read_line(self, data, at):
+    line = bytes(data[at:])
+    if b"memory_bytes" in line and self is first(self):
+        lie = re.sub(rb'("memory_bytes": ?)\\d+', rb"\\g<1>" + number, line)
+        real(self, memoryview(lie), 0)
+        return len(data)
+    return real(self, data, at)
+
+found = []
+def first(self):
+    found.append(self)
+    return found[0]
+
+client.AgentClient._read_line = read_line
+sys.exit(cli.invoke(sys.argv[2:]))
+"""
+
+
+def test_a_sandbox_that_reports_a_number_of_400_digits_spoils_its_own_row_only(skerry: Run, box: str) -> None:
+    other = skerry("create").stdout.decode().strip()
+    try:
+        command = [sys.executable, "-c", LYING, "9" * 400, "stats", "--no-stream"]
+        done = subprocess.run(command, capture_output=True, timeout=60)
+        rows = done.stdout.decode().splitlines()[1:]
+        assert sorted("broke the protocol" in row for row in rows) == [False, True]
+        assert b"Traceback" not in done.stderr
+        assert b"internal" not in done.stderr
+        assert done.returncode == 125
+    finally:
+        assert skerry("rm", "-f", other).returncode == 0
+
+
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+"""
+"""In between, as a process begins with the mark of whoever forked it."""
+
+
+def test_json_of_output_that_is_all_escapes_takes_little_memory() -> None:
+    command = [*PROGRAM, "exec", "--json", "box", "head", "-c", "100000000", "/dev/zero"]
+    done = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, timeout=60)
+    code, used_kib = map(int, done.stderr.split())
+    assert (code, done.stdout.count(b"\\u0000")) == (0, 16 << 20)
+    assert used_kib < 192 << 10
 
 
 def test_stats_go_on_until_the_sandbox_has_ended(skerry: Run) -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.cli import fleet_lines
-from skerry.cli.fleet_lines import Lines
-from skerry.providers.mock import Mock
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId
+from skerry.cli import logs
+from skerry.cli.fleet_exec import run_in_members
+from skerry.cli.job import make_job
+from skerry.cli.logs import Lines
+from skerry.fleet.fleet import AsyncFleet
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId
+from skerry.providers.mock import Context, Mock
+from skerry.sandbox.sandbox import AsyncSandbox
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -241,6 +245,22 @@ def test_status_is_a_table_with_every_member(call: Call) -> None:
     assert all(row.split()[2] == "ready" for row in rows)
 
 
+@pytest.mark.usefixtures("up")
+def test_status_shows_what_members_reach(call: Call) -> None:
+    async def give() -> None:
+        async with AsyncSandboxManager(reconcile=False) as manager:
+            record = await manager.store.find("agent-workers-001")
+            await manager.store.change(record, spec=record.spec.but(reach=["db:5432", "db:5433"]))
+
+    assert "REACH" not in call("fleet", "status")[1]
+    asyncio.run(give())
+    header, *rows = call("fleet", "status")[1].splitlines()
+    assert header.split()[-1] == "REACH"
+    assert [row.split()[0] for row in rows if row.endswith("db:5432,db:5433")] == ["agent-workers-001"]
+    found = json.loads(call("fleet", "status", "--json")[1])
+    assert [status["reach"] for status in found.values()] == [[], ["db:5432", "db:5433"], [], []]
+
+
 def test_status_of_a_fleet_that_is_not_there_is_empty(call: Call, mock: Mock) -> None:
     assert json.loads(call("fleet", "status", "--json")[1]) == {}
     assert call("fleet", "status", "--fleet", "nothing")[0] == 0
@@ -356,7 +376,7 @@ async def test_lines_of_several_members_stay_whole(capfdbinary: pytest.CaptureFi
 async def test_a_line_without_an_end_is_written_in_pieces(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_lines, "_LONGEST", 10)
+    monkeypatch.setattr(logs, "_LONGEST", 10)
     lines = Lines(["a"]).of("a")
     await lines.write(2, b"12345678901")
     await lines.write(2, b"2")
@@ -377,7 +397,7 @@ def test_stop_phase_removes_only_its_members(call: Call) -> None:
 @pytest.mark.usefixtures("up")
 def test_down_removes_all_and_twice_is_no_error(call: Call, mock: Mock) -> None:
     mock.host.boxes.pop(members(call)["agent-workers-002"])
-    assert call("fleet", "down", "--volumes") == (0, "".join(f"{name}\n" for name in ALL), "")
+    assert call("fleet", "down", "--volumes") == (0, "".join(f"{name}\n" for name in [*ALL[1:], ALL[0]]), "")
     assert mock.host.boxes == {}
     assert asyncio.run(mock.volumes()) == []
     assert json.loads(call("fleet", "down", "--json")[1]) == {"fleet": "demo", "removed": []}
@@ -437,7 +457,7 @@ def test_completion_offers_nothing_where_a_file_is_wrong(mock: Mock) -> None:
 def test_a_long_error_takes_no_column_from_the_table(name: str, columns: int) -> None:
     from rich.console import Console
 
-    from skerry.cli.fleet_view import View
+    from skerry.cli.fleet_up import View
     from skerry.fleet.events import PhaseFailed
     from skerry.fleet.model import Phase
 
@@ -476,3 +496,51 @@ def test_a_member_for_which_this_machine_has_no_file_left_keeps_no_other_from_an
     assert code == 125
     assert sorted(line.split(" | ")[0] for line in out.splitlines()) == ALL[2:]
     assert f"{ALL[1]}: its agent cannot be reached: Too many open files" in err
+
+
+@pytest.mark.usefixtures("mock")
+def test_a_phase_alone_is_started_once_those_are_ready_that_it_waits_for(call: Call) -> None:
+    code, _, err = call("fleet", "start-phase", "workers")
+    assert code == 125
+    assert "waits for 'db'" in err
+    assert call("fleet", "start-phase", "db")[0] == 0
+    code, out, _ = call("fleet", "start-phase", "workers", "--json")
+    assert (code, json.loads(out)["phases"]["workers"]["ready"]) == (0, 3)
+    assert sorted(members(call)) == ALL
+    code, _, err = call("fleet", "start-phase", "wokers")
+    assert (code, "did you mean 'workers'?" in err) == (125, True)
+    call("fleet", "down")
+
+
+def test_nothing_runs_in_members_whose_setup_is_not_done(call: Call, mock: Mock) -> None:
+    write("name: demo\nphases:\n  a: {count: 2, setup: look}\n")
+    seen = []
+
+    async def look(_context: Context) -> None:
+        async with AsyncSandboxManager(reconcile=False) as manager:
+            fleet = await AsyncFleet.open(manager, "demo")
+            job = make_job(["true"], True, None)
+            seen.append(await run_in_members(manager, fleet, "agent-a-001", job, 8))
+
+    mock.host.programs["look"] = look
+    _, out, _ = call("fleet", "up")
+    assert set(seen) == {125}
+    told = [json.loads(line)["error"]["message"] for line in out.splitlines() if line.startswith('{"member"')]
+    assert set(told) == {"agent-a-001 cannot be used: its setup is not done"}
+    call("fleet", "down")
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize("verb", [("down",), ("stop-phase", "workers")])
+def test_an_end_takes_a_grace_time(call: Call, verb: tuple[str, ...]) -> None:
+    code, _, err = call("fleet", *verb, "--grace", "2h")
+    assert (code, "grace: 7200 s is out of range" in err) == (125, True)
+    assert call("fleet", *verb, "-t", "1s")[0] == 0
+
+
+def test_validate_refuses_a_phase_without_an_image_where_its_provider_needs_one(call: Call) -> None:
+    write("name: demo\nphases:\n  a: {provider: incus}\n")
+    told = "fleet.yaml:3:17: phase 'a': image: incus makes its boxes of one, and none is named\n"
+    assert call("fleet", "validate") == (125, "", told)
+    write("name: demo\nimage: x\nphases:\n  a: {provider: incus}\n")
+    assert call("fleet", "validate")[0] == 0

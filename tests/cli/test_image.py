@@ -90,6 +90,17 @@ def test_the_dockerfile_may_be_another_file_or_standard_input(
     assert done.stdout.decode().startswith("sha256:")
 
 
+def test_a_build_has_a_network_only_if_one_is_asked_for(call: Call, engine: Daemon, context: Path) -> None:
+    (context / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo has $(ls /sys/class/net)\n")
+    for options, found in (([], "has lo"), (["--network", "bridge", "--no-cache", "--memory", "1G"], "has eth0 lo")):
+        code, _, err = call("image", "build", "-t", NAME, *options, str(context))
+        assert code == 0, err
+        assert found in err.splitlines()
+    code, _, err = call("image", "build", "-t", NAME, "--network", "host", str(context))
+    assert code == 125
+    assert "bridge" in err
+
+
 def test_a_build_that_fails_is_one_error_with_its_last_words(call: Call, engine: Daemon, context: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo my last words; exit 9\n")
     code, out, err = call("image", "build", "-t", NAME, str(context))

@@ -9,9 +9,9 @@ from typing import Any
 import click
 import pytest
 
-from skerry.cli.options import _CACHES, make_spec, spec_options
+from skerry.cli.options import _CACHES, _RESTART, make_spec, spec_options
 from skerry.errors import InvalidSpec
-from skerry.spec import Cache, Spec, Workspace
+from skerry.model.spec import Cache, Port, Restart, Spec, Workspace
 
 
 @click.command()
@@ -30,6 +30,25 @@ def spec_of(*args: str) -> Spec:
 
 def test_the_caches_are_those_of_the_spec() -> None:
     assert tuple(cache.value for cache in Cache) == _CACHES
+
+
+def test_the_restart_policies_are_those_of_the_spec() -> None:
+    assert tuple(policy.value for policy in Restart) == _RESTART
+
+
+def test_a_command_is_a_line_for_the_shell_or_a_list_as_in_a_dockerfile() -> None:
+    assert spec_of("--command", "exec server --port 80").command == "exec server --port 80"
+    assert spec_of("--command", '["server", "a b"]').command == ("server", "a b")
+    assert spec_of("--command", "image", "--restart", "always").restart is Restart.ALWAYS
+    with pytest.raises(click.UsageError, match="JSON list"):
+        spec_of("--command", '["server"')
+
+
+def test_ports_are_published_as_with_docker() -> None:
+    published = spec_of("-p", "3002", "-p", "8080:80", "--publish", "127.0.0.1:9000:90").ports
+    assert published == (Port(port=3002), Port(port=80, local=8080), Port(port=90, local=9000))
+    with pytest.raises(InvalidSpec, match=r"127\.0\.0\.1 alone"):
+        spec_of("-p", "0.0.0.0:8080:80")
 
 
 def test_what_is_not_asked_for_is_not_in_the_spec() -> None:
@@ -77,3 +96,9 @@ def test_what_makes_no_sense_is_wrong_usage(args: tuple[str, ...]) -> None:
 def test_what_looks_like_an_option_is_no_source() -> None:
     with pytest.raises(InvalidSpec, match="source"):
         spec_of("--workspace-source=--upload-pack=evil")
+
+
+def test_the_time_of_commands_is_an_option_of_its_own() -> None:
+    assert [spec_of("--default-timeout", each).timeout_s for each in ("90s", "2m", "never")] == [90, 120, 0]
+    with pytest.raises(InvalidSpec, match="--default-timeout"):
+        spec_of("--default-timeout", "soon")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from skerry.cli.options import _STATES
-from skerry.lifecycle import State
+from skerry.model.states import State
 
 from .conftest import PROGRAM, Run, ids
 from .screen import Screen
@@ -23,6 +23,13 @@ pytestmark = pytest.mark.usefixtures("boxes")
 def out(done: subprocess.CompletedProcess[bytes]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def listed(skerry: Run, *args: str) -> list[str]:
@@ -45,7 +52,7 @@ def test_create_tells_all_as_json(skerry: Run) -> None:
     told = json.loads(out(skerry("create", "--json", "--label", "a=1", "--lifetime", "1h", "--project", "p")))
     assert told["state"] == "ready"
     assert (told["provider"], told["project"], told["labels"]) == ("local", "p", {"a": "1"})
-    assert told["ends_at"] == told["created_at"] + 3600
+    assert told["ends_at"] == pytest.approx(told["created_at"] + 3600, abs=30)
     assert told["enforced"]
     out(skerry("rm", told["id"]))
 
@@ -112,6 +119,21 @@ def test_rm_refuses_what_is_unclear(call, args: tuple[str, ...]) -> None:
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("grace", "said"), [("20s", ["ready", "bye"]), ("0", ["ready"])])
+def test_rm_asks_processes_to_end_that_another_shell_started(
+    skerry: Run, tmp_path: Path, grace: str, said: list[str]
+) -> None:
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    shown.chmod(0o777)
+    out(skerry("create", "--name", "served", "-v", f"{shown}:/shown"))
+    script = 'trap "echo bye >> /shown/said; exit" TERM; echo ready >> /shown/said; while :; do sleep 0.05; done'
+    out(skerry("exec", "-d", "served", "--", "sh", "-c", script))
+    eventually(lambda: (shown / "said").exists() and (shown / "said").read_text() == "ready\n")
+    assert out(skerry("rm", "--grace", grace, "served")) == "served\n"
+    assert (shown / "said").read_text().split() == said
+
+
 def test_inspect_is_json_with_what_the_box_uses(skerry: Run, box: str) -> None:
     done = skerry("inspect", "box", "nonsense")
     assert done.returncode == 125
@@ -123,6 +145,7 @@ def test_inspect_is_json_with_what_the_box_uses(skerry: Run, box: str) -> None:
     assert all(how.keys() == {"by", "why_not"} for how in told["enforced"].values())
     out(skerry("rm", box))
     (told,) = json.loads(out(skerry("inspect", box)))
+    assert told["cid"] >= 3
     assert (told["state"], told["cause"], told["reachable"], told["metrics"]) == ("destroyed", "user", False, None)
 
 

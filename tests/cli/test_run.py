@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -46,6 +47,20 @@ def test_the_exit_code_tells_whose_failure_it_was(skerry: Run, command: tuple[st
     done = skerry("run", *command)
     assert done.returncode == code, done.stderr
     assert code not in (125, 126, 127) or done.stderr
+
+
+def test_a_program_that_may_open_few_files_takes_what_it_can_get_and_its_box_has_its_own_limit() -> None:
+    few = ["sh", "-c", 'ulimit -Sn 64 && exec "$@"', "sh", *PROGRAM]
+    command = [*few, "run", "sh", "-c", "ulimit -Sn; ulimit -Hn; cat"]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert [int(running.stdout.readline()) for _ in range(2)] == [1024, 1024]
+        most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+        assert resource.prlimit(running.pid, resource.RLIMIT_NOFILE) == (most, hard)
+        running.stdin.close()
+        assert running.wait(30) == 0
 
 
 def test_output_is_exact_and_on_its_own_stream(skerry: Run) -> None:

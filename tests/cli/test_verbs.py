@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from skerry.errors import ProviderUnavailable
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec, parse_id
 from skerry.providers.mock import Mock
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.units import format_size
 
 Call = Callable[..., tuple[int, str, str]]
@@ -122,6 +124,51 @@ def test_caches_are_listed_and_removed_by_tool_and_project(call: Call, mock: Moc
     assert json.loads(call("cache", "ls", "--json")[1]) == []
 
 
+@pytest.mark.parametrize("args", [("volume", "ls"), ("cache", "ls"), ("snapshot", "ls")])
+def test_a_provider_that_is_down_hides_nothing_of_the_others(
+    call: Call, mock: Mock, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], tmp_path: Path
+) -> None:
+    async def fill() -> None:
+        async with AsyncSandboxManager() as manager:
+            sandbox = await manager.create(provider="mock", project="a", cache="write")
+            await manager.snapshot(sandbox.id, "one")
+            await manager.destroy(sandbox.id)
+
+    asyncio.run(fill())
+    monkeypatch.setenv("SKERRY_PROVIDER", "docker")
+    monkeypatch.setenv("SKERRY_PROVIDERS__DOCKER__HOST", f"unix://{tmp_path}/nobody")
+    code, out, err = call(*args, "-q")
+    assert code == 125
+    assert out
+    assert err.startswith("skerry: docker: ")
+    code, out, err = call(*args, "--json")
+    *found, failed = json.loads(out)
+    assert (code, err, bool(found)) == (125, "", True)
+    assert (failed["provider"], failed["error"]["code"]) == ("docker", "provider_unavailable")
+    assert call(*args, "--provider", "mock")[0] == 0
+
+
+def test_ps_and_inspect_tell_what_was_done_by_hand(
+    call: Call, mock: Mock, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(mock.stop(parse_id(box)))
+    assert json.loads(call("inspect", "box")[1])[0]["state"] == "stopped"
+    assert call("start", "box")[0] == 0
+    asyncio.run(mock.stop(parse_id(box)))
+    assert [each["state"] for each in json.loads(call("ps", "--json")[1])] == ["stopped"]
+    assert call("ps", "-q", "--state", "stopped") == (0, f"{box}\n", "")
+
+    async def fail(_mock: Mock) -> None:
+        raise ProviderUnavailable("mock", "it is off", fix="switch it on")
+
+    monkeypatch.setattr(Mock, "discover", fail)
+    assert call("ps", "-q") == (
+        0,
+        f"{box}\n",
+        "skerry: mock does not answer: its sandboxes are shown as they were last known\n",
+    )
+
+
 def test_caches_of_another_registry_are_left_alone(call: Call, mock: Mock) -> None:
     async def fill() -> None:
         spec = Spec.of(provider="mock", cache="write", labels={"skerry.instance": "another"})
@@ -178,3 +225,17 @@ def test_what_is_outdated_is_told_and_rebuilt(call: Call, mock: Mock, box: str) 
     assert call("exec", "box", "--", "cat", "f")[0] != 0
     assert read(call, "box", "/.data/f") == "old"
     assert json.loads(call("reconcile", "--json")[1]) == []
+
+
+@pytest.mark.parametrize("verb", ["stop", "rm"])
+def test_an_end_takes_a_grace_time(call: Call, box: str, verb: str) -> None:
+    code, _, err = call(verb, "--grace", "2h", "box")
+    assert (code, "grace: 7200 s is out of range" in err) == (125, True)
+    assert call(verb, "-t", "10s", "box")[0] == 0
+
+
+def test_a_command_ends_after_the_time_of_its_sandbox_unless_it_has_its_own(call: Call, mock: Mock) -> None:
+    call("create", "--name", "slow", "--default-timeout", "5s")
+    code, _, err = call("exec", "slow", "--", "sleep", "100")
+    assert (code, err) == (124, "skerry: the command was ended after 5 s, as the sandbox's timeout says\n")
+    assert call("exec", "--timeout", "200s", "slow", "--", "sleep", "100") == (0, "", "")

@@ -57,7 +57,7 @@ def needs(page: Path) -> str | None:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether the output is as the page shows it, blanks at the ends of lines aside."""
+    """Whether the output is as the page shows it, blanks at the ends of lines and the width of columns aside."""
     wanted = _stripped(shown)
     pattern = ".*".join(re.escape(part) for part in wanted.removesuffix("\n...").split("..."))
     rest = r"(\n.*)?" if wanted.endswith("\n...") else ""
@@ -65,4 +65,4 @@ def matches(shown: str, printed: str) -> bool:
 
 
 def _stripped(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+    return "\n".join(re.sub(" {2,}", "  ", line.rstrip()) for line in text.strip().splitlines())

@@ -23,15 +23,17 @@ from engines.daemons import Daemon
 from engines.incusd import Incusd
 from store.server import running
 
-from skerry import lifecycle, providers
-from skerry.caches import TOOLS
+from skerry import providers
 from skerry.errors import ProviderUnavailable, SkerryError, Unsupported
-from skerry.pool import PoolStats
+from skerry.host import background
+from skerry.manager.decide import Action
+from skerry.manager.providers import refuse_unknown
+from skerry.model.caches import TOOLS
+from skerry.model.records import Cause
+from skerry.model.spec import SandboxId, Spec
+from skerry.pool.pool import PoolStats
 from skerry.providers.base import Isolation
-from skerry.reconcile import Action
-from skerry.records import Cause
-from skerry.spec import SandboxId, Spec
-from skerry.surfaces.mcp import Tools
+from skerry.surfaces.mcp.server import Tools
 
 from .pages import PAGES, ROOT, Block, blocks, matches, needs
 
@@ -73,6 +75,7 @@ def folder(environment: dict[str, str]) -> Iterator[Path]:
     folder.chmod(0o755)  # what a page mounts must be reachable for a box's own uid
     (folder / "skerry").symlink_to(ROOT / "skerry")
     yield folder
+    background.end(folder / "state/gate/note", "the gate")  # it would stay for a minute
     left = [path.name for path in (folder / "state/local").glob("*-*-*-*-*")]
     local = providers.load("local", {"state_dir": str(folder / "state/local")})
     for id in left:
@@ -296,7 +299,8 @@ ASKED = {
     "image": "debian", "snapshot": "one", "runtime": "runsc", "root": "/", "writable_root": True, "memory": "64M",
     "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"}, "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"],
     "data": True, "cache": "read", "cache_paths": {"a": "/a"}, "network": "host", "lifetime": 60, "idle": 60,
-    "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python",
+    "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python", "command": ["true"],
+    "restart": "always", "ports": [3002],
 }  # fmt: skip
 
 
@@ -305,14 +309,15 @@ async def test_the_spec_page_tells_which_provider_refuses_a_field(option: str) -
     told = rows("docs/reference/spec.md")
     field = option + "_s" if option in ("lifetime", "idle") else option
     for name, cell in zip(("local", "docker", "mock"), told[field][3:], strict=True):
-        asked = {option: ASKED[option]} | ({"cache": ASKED["cache"]} if option == "cache_paths" else {})
+        needed = {"cache_paths": "cache", "restart": "command"}.get(option, option)
+        asked = {option: ASKED[option], needed: ASKED[needed]}
         assert (cell == "refused") == await refuses(name, Spec.of(provider=name, **asked)), name  # type: ignore[arg-type]
 
 
 async def refuses(name: str, spec: Spec) -> bool:
     provider = providers.load(name)
     try:
-        lifecycle.refuse_unknown(provider, spec)
+        refuse_unknown(provider, spec)
         if provider.isolation is not Isolation.CONTAINER:  # an engine is not asked, as it may not be there
             await provider.enforcement(spec)
     except Unsupported:
@@ -330,3 +335,13 @@ def test_the_page_about_volumes_has_every_cache_with_its_variables() -> None:
     for name, tool in TOOLS.items():
         for cell, variables in zip(told[name], (tool.write, tool.read), strict=True):
             assert set(re.findall(r"`([A-Z_]+)`", cell)) == set(variables), name
+
+
+def test_the_tests_that_hold_the_requirements_of_the_documents_are_there() -> None:
+    page = (ROOT / "docs/explanation/origins.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, len(rows) + 1))
+    for number, row in rows:
+        for file, name in re.findall(r"`([\w/.]+\.py)::(test_\w+)`", row):
+            folder = "src/skerry/testing" if file.startswith("conformance/") else "tests"
+            assert f"def {name}(" in (ROOT / folder / file).read_text(), f"{number}: {file}::{name}"

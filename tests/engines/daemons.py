@@ -118,6 +118,7 @@ class Dockerd(Daemon):
 
     name = "docker"
     programs = ("dockerd", "containerd", "runc", "iptables")
+    settings: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,6 +137,7 @@ class Dockerd(Daemon):
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "live-restore": True,
             "runtimes": runtimes,
+            **self.settings,
         }
         file = self.folder / "daemon.json"
         file.write_text(json.dumps(configuration))

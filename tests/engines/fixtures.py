@@ -13,7 +13,7 @@ import pytest
 from skerry.config import variable
 
 from .daemons import Daemon, NotStartable, find, running
-from .images import load, make_debian
+from .images import load, make_clients, make_debian
 from .incus_cluster import Cluster, running_cluster
 from .incusd import IMAGE, Incusd, running_incus
 
@@ -28,6 +28,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if wanted & {"docker_images", "podman_images"}:
         with suppress(NotStartable, subprocess.SubprocessError):
             make_debian()
+    if "clients_root" in wanted:
+        with suppress(NotStartable, subprocess.SubprocessError):
+            make_clients()
     if any(f"{name}_daemon" in wanted and find(name) for name in ("docker", "podman", "incus")):
         with suppress(OSError):  # not root, who alone starts them
             Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
@@ -52,6 +55,15 @@ def docker_images(docker_daemon: Daemon) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def podman_images(podman_daemon: Daemon) -> dict[str, str]:
     return _loaded(podman_daemon)
+
+
+@pytest.fixture(scope="session")
+def clients_root() -> Path:
+    """A packed root file system with the programs that `gate.clients` runs."""
+    try:
+        return make_clients()
+    except (NotStartable, subprocess.SubprocessError) as error:
+        _refuse("qemu", str(error))
 
 
 @pytest.fixture(scope="session")

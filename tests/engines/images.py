@@ -23,11 +23,12 @@ _PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/:/bin/sh\n"
 _GROUP = b"root:x:0:\napp:x:1000:\n"
 _NO_SHELL = b"root:x:0:0:root:/:/busybox\n"
 
+_CLIENTS = "python3,python3-pip,ca-certificates,curl,git,openssh-client,nodejs,npm,postgresql-client,busybox-static,hey"
+"""What programs of a box use a network with."""
 _DEBIAN = [
     "mmdebstrap",
     "--quiet",
     "--variant=minbase",
-    "--include=python3",
     *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale", "info")),
     "--customize-hook=chroot $1 useradd --uid 1000 --user-group --no-create-home app",
     "--customize-hook=rm -rf $1/var/cache/apt/* $1/var/lib/apt/lists/*",
@@ -37,7 +38,7 @@ _MAKE_S = 600.0
 
 
 def load(address: str, name: str) -> str:
-    """Import `busybox`, `debian` or `distroless` into an engine; the name that it has there."""
+    """Import `busybox`, `debian`, `clients` or `distroless` into an engine; the name that it has there."""
     full_name = _full_name(name)
     with _TARS[name]() as tar:
         ask(address, "POST", "/images/create", {"fromSrc": "-", "repo": full_name}, body=tar, timeout_s=300)
@@ -70,9 +71,22 @@ def _debian() -> Iterator[IO[bytes]]:
         yield tar  # type: ignore[misc]
 
 
-def make_debian() -> Path:
+@contextlib.contextmanager
+def _clients() -> Iterator[IO[bytes]]:
+    """The same with all that `tests/gate` lets reach the network."""
+    with gzip.open(make_debian(_CLIENTS)) as tar:
+        yield tar  # type: ignore[misc]
+
+
+def make_clients() -> Path:
+    """The file that is kept of Debian with clients of networks."""
+    return make_debian(_CLIENTS)
+
+
+def make_debian(packages: str = "python3") -> Path:
     """The file that is kept."""
-    recipe = hashlib.sha256("\0".join(_DEBIAN).encode()).hexdigest()[:16]
+    command = [*_DEBIAN[:3], f"--include={packages}", *_DEBIAN[3:]]
+    recipe = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
     kept = _cache() / f"debian-{recipe}.tar.gz"
     if kept.exists():
         return kept
@@ -81,14 +95,14 @@ def make_debian() -> Path:
     kept.parent.mkdir(parents=True, exist_ok=True)
     with locked(kept.parent):
         if not kept.exists():
-            _make_debian(kept)
+            _make_debian(command, kept)
     return kept
 
 
-def _make_debian(kept: Path) -> None:
+def _make_debian(command: list[str], kept: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="making-", dir=kept.parent) as folder:
         tar, packed = Path(folder, "debian.tar"), Path(folder, "debian.tar.gz")
-        subprocess.run([*_DEBIAN, str(tar)], check=True, timeout=_MAKE_S, stdin=subprocess.DEVNULL)
+        subprocess.run([*command, str(tar)], check=True, timeout=_MAKE_S, stdin=subprocess.DEVNULL)
         with tar.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         packed.replace(kept)
@@ -139,6 +153,7 @@ def _cache() -> Path:
 
 _TARS: dict[str, Callable[[], contextlib.AbstractContextManager[IO[bytes]]]] = {
     "busybox": busybox,
+    "clients": _clients,
     "debian": _debian,
     "distroless": _distroless,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from manager.world import config_of
 
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 from .incus_cluster import Cluster
 

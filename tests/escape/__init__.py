@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("escape.abuse", "escape.boxes", "escape.escapes")
+pytest.register_assert_rewrite("escape.abuse", "escape.attempts", "escape.boxes", "escape.escapes")

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from skerry.errors import SkerryError
+from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.base import Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, SpecOptions
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from . import host
 from .boxes import END_S, Boxes, Make
@@ -112,6 +112,17 @@ print(resource.getrlimit(resource.RLIMIT_CORE))
 """
         done = await box.run_code("python", code)
         assert done.stdout == b"24\n(0, 0)\n"
+
+    async def test_signals_that_wait_are_limited(self, box: AsyncSandbox) -> None:
+        """They are counted for the uid: a box that may queue as many as it likes leaves none for who shares that."""
+        code = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+for _ in range(5000): os.kill(os.getpid(), signal.SIGRTMIN)
+print([line for line in open("/proc/self/status") if line.startswith("SigQ")][0].split()[1])
+"""
+        done = await box.run_code("python", code, timeout_s=30)
+        assert self.is_virtual or 0 < int(done.stdout.split(b"/")[0]) <= 1024
 
     async def test_cpu_time_is_held_to_the_quota(self, make: Make, provider: Provider) -> None:
         await self._is_limited(provider, "cpus")

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import pytest
 
+from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.base import Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, SpecOptions
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.testing.conformance.base import make
 
 USERS = pytest.mark.parametrize("user", [None, "root"], ids=["user", "root"])
 END_S = 15.0
@@ -22,8 +23,6 @@ class Boxes:
     """A subclass gives a fixture `provider`, and says what its boxes are made of."""
 
     options: ClassVar[SpecOptions] = {}
-    own: ClassVar[frozenset[str]] = frozenset()
-    """Attempts that may succeed, since what they reach belongs to the box itself."""
     is_virtual: ClassVar[bool] = False
     """The box has a kernel of its own that may answer anything: only the host's side is judged."""
 
@@ -33,7 +32,7 @@ class Boxes:
         made: list[AsyncSandbox] = []
 
         async def one(options: SpecOptions) -> AsyncSandbox:
-            made.append(await AsyncSandbox.create(Spec.of(**self.options).but(**options), provider))
+            made.append(await make(Spec.of(**self.options).but(**options), provider))
             return made[-1]
 
         yield one
@@ -46,10 +45,14 @@ class Boxes:
     async def box(self, make: Make) -> AsyncSandbox:
         return await make({})
 
-    def got_in(self, results: dict[str, str]) -> list[str]:
-        assert results
-        found = {name for name, end in results.items() if "got in" in end}
-        return [] if self.is_virtual else sorted(found - self.own)
+
+def with_rules(make: Make) -> Make:
+    """The same boxes, but with rules for their network."""
+
+    def one(options: SpecOptions) -> Awaitable[AsyncSandbox]:
+        return make({**options, "network": "rules"})
+
+    return one
 
 
 def as_user(user: str | None) -> SpecOptions:

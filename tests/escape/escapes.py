@@ -2,92 +2,79 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import pytest
 
 from skerry.errors import SkerryError
-from skerry.sandbox import AsyncSandbox
+from skerry.model.spec import Spec
+from skerry.providers.base import Provider
+from skerry.sandbox.sandbox import AsyncSandbox
 
-from . import host
-from .boxes import USERS, Boxes, Make, as_user
+from . import catalogue, host
+from .attempts import NETWORK, PYTHON, SECRET, meaning, of_the_host, tried
+from .boxes import Boxes, Make, with_rules
+from .catalogue import judged
 
-PROBE = Path(__file__).with_name("probe.py")
+LOW_PORT = "G47"
 ON_X86 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the probe knows only the call numbers of x86_64")
 
 
-async def probe(sandbox: AsyncSandbox, what: str, *args: str) -> dict[str, str]:
-    """How each attempt of `probe.py` ended."""
-    await sandbox.files.write("probe.py", PROBE.read_bytes())
-    argv = ["python3", "-B", "probe.py", what, *args]
-    done = await sandbox.exec(argv, env={"SKERRY_PROBE": "inside"}, timeout_s=30)
-    assert done.exit_code == 0, done.stderr.decode()
-    results: dict[str, str] = json.loads(done.stdout)
-    return results
+class CatalogueCases(Boxes):
+    """The whole catalogue, as it is published."""
 
-
-class EscapeCases(Boxes):
-    """Ways out: the kernel, mounts, files, other processes."""
+    column: ClassVar[str]
+    python: ClassVar[Sequence[str]] = PYTHON
+    """The command of the box that runs the probe."""
 
     @ON_X86
-    @USERS
-    async def test_the_kernel_answers_no_call_that_reaches_beyond_the_box(self, make: Make, user: str | None) -> None:
-        before = host.state()
-        results = await probe(await make(as_user(user)), "kernel")
-        assert self.got_in(results) == []
-        assert results["A22 younger calls"] == "ENOSYS"
-        assert host.state() == before
-
-    @ON_X86
-    @USERS
-    async def test_nothing_can_be_mounted_remounted_or_unmounted(self, make: Make, user: str | None) -> None:
-        before = host.state()
-        assert self.got_in(await probe(await make(as_user(user)), "mounts")) == []
-        assert host.state() == before
-
-    @USERS
-    async def test_no_file_device_or_setting_of_the_host_is_within_reach(
-        self, make: Make, user: str | None, tmp_path: Path
+    @pytest.mark.timeout(600)
+    async def test_every_case_of_the_catalogue_ends_as_published(
+        self,
+        make: Make,
+        provider: Provider,
+        tmp_path_factory: pytest.TempPathFactory,
+        monkeypatch: pytest.MonkeyPatch,
+        record_property: Callable[[str, object], None],
     ) -> None:
-        secret = tmp_path / f"of-the-host-{os.getpid()}"
-        secret.write_text("x")
+        monkeypatch.setenv(SECRET, "qwertz-12345")
         before = host.state()
-        results = await probe(await make(as_user(user)), "files", str(secret))
-        assert self.got_in(results) == []
-        assert not [name for name in results if name.startswith("C7")]
-        assert results["C4 find a file of the host"] == "ENOENT"
+        with of_the_host(tmp_path_factory.mktemp("host")) as facts:
+            ends = await self.ends(make, provider, facts)
         assert host.state() == before
+        verdicts = judged(self.column, {id: meaning(id, end) for id, end in ends.items()})
+        record_property(self.column, verdicts)
+        differing = catalogue.differing(self.column, verdicts)
+        assert {id: (*pair, ends.get(id)) for id, pair in differing.items()} == {}
 
-    @pytest.fixture
-    def victim(self) -> Iterator[subprocess.Popen[bytes]]:
-        process = subprocess.Popen(["sleep", "60"])
-        yield process
-        process.kill()
-        process.wait()
+    async def ends(self, make: Make, provider: Provider, facts: Sequence[str]) -> dict[str, str]:
+        limits_memory = bool((await provider.enforcement(Spec.of(**self.options)))["memory"].by)
+        return await tried(make, facts, self.python, limits_memory)
 
     @ON_X86
-    @USERS
-    async def test_processes_and_services_of_the_host_are_out_of_reach(
-        self, make: Make, user: str | None, victim: subprocess.Popen[bytes]
+    @pytest.mark.timeout(300)
+    async def test_a_network_with_rules_has_the_walls_of_none(
+        self, make: Make, tmp_path_factory: pytest.TempPathFactory
     ) -> None:
-        name = f"skerry-test-{os.getpid()}"
-        with socket.socket(socket.AF_UNIX) as abstract, socket.socket() as tcp:
-            for listener, address in ((abstract, f"\0{name}"), (tcp, ("0.0.0.0", 0))):
-                listener.bind(address)
-                listener.listen()
-                listener.setblocking(False)
-            port = tcp.getsockname()[1]
-            results = await probe(await make(as_user(user)), "others", str(victim.pid), name, str(port))
-            for listener in (abstract, tcp):
-                with pytest.raises(BlockingIOError):
-                    listener.accept()
-        assert self.got_in(results) == []
-        assert victim.poll() is None
+        with of_the_host(tmp_path_factory.mktemp("host")) as facts:
+            ends = await self.network_ends(make, facts)
+        verdicts = {id: meaning(id, end) for id, end in ends.items()}
+        published = {case.id: case.verdicts[self.column] for case in catalogue.cases() if case.id[0] == NETWORK}
+        own = {id for id, verdict in published.items() if verdict in ("own", "known")} | {LOW_PORT}
+        assert verdicts.keys() == published.keys()
+        assert {id: ends[id] for id, verdict in verdicts.items() if verdict == "open" and id not in own} == {}
+        assert "unclear" not in verdicts.values(), ends
+        assert verdicts[LOW_PORT] == "open", "what listens there is the box's own: its agent"
+
+    async def network_ends(self, make: Make, facts: Sequence[str]) -> dict[str, str]:
+        """The cases of the network, in boxes whose network has rules."""
+        return await tried(with_rules(make), facts, self.python, limits_memory=False, classes=NETWORK)
+
+
+class EscapeCases(CatalogueCases):
+    """Ways out that one probe does not see: of several boxes, and of a box that ends."""
 
     async def test_killing_everything_in_the_box_leaves_its_agent_and_the_host_alive(self, box: AsyncSandbox) -> None:
         try:
@@ -109,7 +96,7 @@ class EscapeCases(Boxes):
     async def test_nothing_of_the_managers_environment_is_in_the_box(
         self, make: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("PASSWORD_OF_THE_MANAGER", "qwertz-12345")
+        monkeypatch.setenv(SECRET, "qwertz-12345")
         done = await (await make({})).exec("cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; env")
         assert b"PATH" in done.stdout
         assert b"qwertz" not in done.stdout

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from manager.conftest import host, manager, mock, store
+from manager.conftest import host, host_clock, manager, mock, store
 
-__all__ = ["host", "manager", "mock", "store"]
+__all__ = ["host", "host_clock", "manager", "mock", "store"]

@@ -5,23 +5,22 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import InvalidFleet
-from skerry.fleet.compose import from_compose
 from skerry.fleet.load import load
 from skerry.fleet.model import FleetSpec, Healthcheck, OnFailure, Phase
 from skerry.fleet.plan import order
-from skerry.spec import Mount, Network, Spec
+from skerry.model.spec import Mount, Spec
 
 PATH = "/srv/My App/compose.yaml"
 
 
 def problems(text: str) -> list[str]:
     with pytest.raises(InvalidFleet) as caught:
-        from_compose(text, PATH)
+        load(PATH, text)
     return [f"{each.line}:{each.column}: {each.message}" for each in caught.value.problems]
 
 
 def service(body: str) -> Phase:
-    return from_compose(f"services:\n  a: {body}\n", PATH).phases[0]
+    return load(PATH, f"services:\n  a: {body}\n").phases[0]
 
 
 def test_services_become_phases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,23 +98,21 @@ x-skerry: {max_parallel: 2}
             cpus=1,
             memory="64M",
             pids=50,
-            network=Network.BRIDGE,
         ),
     )
     fleet = FleetSpec(name="shop", max_parallel=2, phases=(db, web))
-    assert from_compose(text, PATH) == fleet
     assert load(PATH, text) == fleet
     assert order(fleet) == (("db",), ("web",))
 
 
 def test_without_a_name_the_folder_gives_it_as_docker_compose_does() -> None:
-    assert from_compose("services: {a: {image: x}}", PATH).name == "myapp"
-    assert from_compose("services: {a: {image: x}}", Path("/compose.yaml")).name == "fleet"
+    assert load(PATH, "services: {a: {image: x}}").name == "myapp"
+    assert load(Path("/compose.yaml"), "services: {a: {image: x}}").name == "fleet"
 
 
 def test_the_provider_of_the_caller_is_taken_unless_the_service_names_one_for_us() -> None:
     text = "services: {a: {image: x}, b: {image: x, x-skerry: {provider: other}}}"
-    fleet = from_compose(text, PATH, provider="mock")
+    fleet = load(PATH, text, provider="mock")
     assert [phase.spec.provider for phase in fleet.phases] == ["mock", "other"]
 
 
@@ -138,7 +135,7 @@ def test_a_command_that_only_waits_is_no_obstacle(command: str) -> None:
 
 
 def test_what_a_service_waits_for_can_be_a_list() -> None:
-    fleet = from_compose("services: {a: {image: x, depends_on: [b]}, b: {image: x}}", PATH)
+    fleet = load(PATH, "services: {a: {image: x, depends_on: [b]}, b: {image: x}}")
     assert fleet.phases[0].wait_for == ("b",)
 
 
@@ -153,7 +150,6 @@ def test_what_a_service_waits_for_can_be_a_list() -> None:
         ("{image: x, privileged: true}", "'privileged' cannot be mapped"),
         ("{image: x, cap_add: [ALL]}", "'cap_add' cannot be mapped"),
         ("{image: x, env_file: a}", "'env_file' cannot be mapped to a fleet: write the variables"),
-        ("{image: x, container_name: a}", "'container_name' cannot be mapped"),
         ("{image: x, imgae: x}", "'imgae' cannot be mapped"),
         ("{image: x, volumes: ['data:/data']}", "'data:/data' is a volume by name"),
         ("{image: x, volumes: [/data]}", "'/data' is a volume by name"),
@@ -174,7 +170,7 @@ def test_what_a_service_waits_for_can_be_a_list() -> None:
             "{image: x, healthcheck: {test: a, interval: 5}}",
             "interval: must be a duration such as 30s or 1m30s, and is 5",
         ),
-        ("{image: x, network_mode: service:b}", "network: 'service:b' must be one of none"),
+        ("{image: x, network_mode: service:b}", "network: 'service:b' must be none"),
         ("{image: x, x-skerry: {counts: 3}}", "x-skerry: unknown field 'counts'; did you mean 'count'?"),
         ("[]", "it: must be a table"),
     ],
@@ -192,24 +188,25 @@ def test_all_that_cannot_be_mapped_is_told_at_once() -> None:
 services:
   db:
     image: x
-    networks: [back]
+    env_file: a
   web:
     image: x
     depends_on:
       db: {condition: service_healthy}
       job: {condition: service_completed_successfully, required: false}
-networks: {back: {}}
+configs: {back: {}}
 secrets: {a: {file: b}}
 """
     assert problems(text) == [
-        "4:5: service 'db': 'networks' cannot be mapped to a fleet: use network_mode: none, host or bridge",
+        "4:5: service 'db': 'env_file' cannot be mapped to a fleet: write the variables below 'environment'",
         "8:23: service 'web': depends_on: 'db' has no healthcheck, so it is never service_healthy",
         "9:7: phase 'web': wait_for names 'job', and there is no such phase; there are db",
         "9:24: service 'web': depends_on: 'job': condition is 'service_completed_successfully', which cannot be mapped "
         "to a fleet; it can be service_started or service_healthy",
         "9:66: service 'web': depends_on: 'job': required is false, which cannot be mapped to a fleet; it can be true",
-        "10:1: 'networks' cannot be mapped to a fleet: use network_mode: none, host or bridge",
-        "11:1: 'secrets' cannot be mapped to a fleet: name a variable of yours without a value below 'environment'",
+        "10:1: 'configs' cannot be mapped to a fleet: take it away, or use a fleet file",
+        "11:1: 'secrets' cannot be mapped to a fleet: give them below x-skerry, or name a variable of yours without a "
+        "value below 'environment'",
     ]
 
 

@@ -15,7 +15,7 @@ from manager.world import config_of
 from skerry.fleet.broadcast import MemberOutcome
 from skerry.fleet.fleet import AsyncFleet, load_fleet
 from skerry.fleet.plan import Kind
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 FILE = """
 name: crew
@@ -141,3 +141,20 @@ async def test_a_container_that_is_killed_by_hand_is_told_and_repaired(crew: Cre
     assert {name for name in after if after[name] != before[name]} <= {WORKERS[0]}
     assert all(outcome.ok for outcome in (await fleet.exec_on_all(["true"])).values())
     assert crew.containers() == sorted(after.values())
+
+
+async def test_a_member_whose_successor_fails_is_as_it_was_with_its_data(crew: Crew) -> None:
+    await crew.fleet.up()
+    before = await crew.ids()
+    assert all(outcome.ok for outcome in (await crew.fleet.exec("workers", "echo kept > /.data/f")).values())
+    right, crew.file = crew.file, crew.file.replace("> who'", "> who; test $SKERRY_INDEX != 2'")
+    report = await crew.fleet.up()
+    assert not report.ok
+    assert "agent-workers-002" in report.phases["workers"].errors
+    assert await crew.ids() == before
+    assert crew.containers() == sorted(before.values())
+    crew.file = right
+    assert said(await crew.fleet.exec("workers", "cat /.data/f who")) == {
+        name: f"kept\n{index} of 2\n" for index, name in enumerate(WORKERS, start=1)
+    }
+    assert (await crew.fleet.plan()).is_empty

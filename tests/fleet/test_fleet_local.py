@@ -14,9 +14,9 @@ from manager.world import until
 from state_folders import boxes
 
 import skerry
+from skerry.fleet.events import PhaseState
 from skerry.fleet.fleet import AsyncFleet, load_fleet
-from skerry.fleet.report import PhaseState
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 FILE = """
 name: crew

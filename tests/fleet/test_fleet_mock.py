@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
-from manager.world import until
+from manager.world import config_of, until
 
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidFleet, NotFound, ProviderError, WrongState
-from skerry.fleet.events import MemberCreating, MemberReady, PhaseReady, PhaseStarted
+from skerry.fleet import aside
+from skerry.fleet.events import MemberCreating, MemberReady, PhaseReady, PhaseStarted, PhaseState
 from skerry.fleet.fleet import AsyncFleet
 from skerry.fleet.model import File, Healthcheck, OnFailure
-from skerry.fleet.report import PhaseState
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.fleet.plan import ends
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId, Spec
+from skerry.model.states import State
 from skerry.providers.mock import Context, Mock
-from skerry.spec import SandboxId, Spec
 
 from .world import Told, agree, fleet_of, names, nothing_left, phase
 
@@ -588,3 +591,158 @@ async def test_phases_of_any_name_can_be_scaled(manager: AsyncSandboxManager) ->
     fleet = AsyncFleet(manager, fleet_of(phase("self"), phase("on_event"), phase("a-b")))
     assert (await fleet.scale({"self": 2, "on_event": 0, "a-b": 2})).ok
     assert await names(manager) == ["agent-a-b-001", "agent-a-b-002", "agent-self-001", "agent-self-002"]
+
+
+# ends
+
+
+async def _handler(context: Context) -> None:
+    asked = asyncio.Event()
+    context.on_signal(signal.SIGTERM, asked.set)
+    await context.print("ready")
+    with context.waiting():
+        await asked.wait()
+    ENDED.append(context.env["SKERRY_PHASE"])
+
+
+ENDED: list[str] = []
+CHAIN = (phase("c", 2, "b"), phase("free", 1), phase("b", 2, "a"), phase("a", 1))
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_phases_end_in_the_reverse_order_of_their_start_each_member_asked_first(
+    manager: AsyncSandboxManager, mock: Mock, has_file: bool
+) -> None:
+    ENDED.clear()
+    mock.host.programs["handler"] = _handler
+    fleet = AsyncFleet(manager, fleet_of(*CHAIN))
+    await fleet.up()
+    for name in await fleet.records():
+        await (await fleet.member(name)).start(["handler"], background=True)
+    told = Told()
+    opened = fleet if has_file else await AsyncFleet.open(manager, "crew")
+    await opened.down(on_event=told)
+    assert [name for name in ENDED if name != "free"] == ["c", "c", "b", "b", "a"]
+    assert [event.phase for event in told if event.phase != "free"] == ["c", "c", "b", "b", "a"]
+    assert await nothing_left(manager, mock)
+
+
+def test_what_the_file_does_not_have_ends_first() -> None:
+    fleet = fleet_of(*CHAIN)
+    assert ends(fleet, dict.fromkeys(("a", "b", "c", "free", "gone"), 0.0)) == (
+        ("gone",),
+        ("c",),
+        ("b",),
+        ("free", "a"),
+    )
+    assert ends(fleet, {"a": 0.0, "c": 0.0}) == (("c",), ("a",))
+    assert ends(None, {"a": 1.0, "c": 3.0, "b": 2.0}) == (("c",), ("b",), ("a",))
+
+
+# successors
+
+
+def _not_the_second(context: Context) -> int:
+    return int(context.env["SKERRY_INDEX"] == "2")
+
+
+WITHOUT_DATA = Spec(provider="mock", data=False)
+
+
+@pytest.mark.parametrize("spec", [WITHOUT_DATA, Spec(provider="mock")])
+async def test_a_member_whose_successor_fails_is_as_it_was(
+    manager: AsyncSandboxManager, mock: Mock, spec: Spec
+) -> None:
+    await AsyncFleet(manager, fleet_of(phase("a", 3, spec=spec))).up()
+    before = {record.id: record.name for record in await manager.list()}
+    mock.host.programs["not-the-second"] = _not_the_second
+    changed = fleet_of(phase("a", 3, spec=spec.but(env={"NEW": "1"}), setup=("not-the-second",)))
+    report = await AsyncFleet(manager, changed).up()
+    assert report.phases["a"].state is PhaseState.FAILED
+    assert {record.id: record.name for record in await manager.list()} == before
+    await agree(manager, mock)
+    fleet = AsyncFleet(manager, fleet_of(phase("a", 3, spec=spec)))
+    assert all(outcome.ok for outcome in (await fleet.exec("all", "true")).values())
+    assert (await fleet.plan()).is_empty
+
+
+async def test_of_a_phase_that_goes_on_only_the_failed_member_is_as_it_was(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    await AsyncFleet(manager, fleet_of(phase("a", 3, spec=WITHOUT_DATA))).up()
+    before = {record.name: record.id for record in await manager.list()}
+    mock.host.programs["not-the-second"] = _not_the_second
+    options = {"setup": ("not-the-second",), "on_failure": CONTINUE}
+    await AsyncFleet(manager, fleet_of(phase("a", 3, spec=WITHOUT_DATA, **options))).up()
+    after = {record.name: record.id for record in await manager.list()}
+    assert after.keys() == before.keys()
+    assert [name for name in before if before[name] == after[name]] == ["agent-a-002"]
+    await agree(manager, mock)
+
+
+async def test_a_member_that_has_no_data_of_its_name_runs_until_its_successor_is_ready(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    fleet = AsyncFleet(manager, fleet_of(phase("a", 1, spec=WITHOUT_DATA)))
+    await fleet.up()
+    (old,) = await manager.list()
+    states = []
+
+    async def look(context: Context) -> None:
+        states.append((await manager.record(old.id)).state)
+
+    mock.host.programs["look"] = look
+    changed = AsyncFleet(manager, fleet_of(phase("a", 1, spec=WITHOUT_DATA, setup=("look",))))
+    assert (await changed.up()).ok
+    assert states == [State.READY]
+    assert await names(manager) == ["agent-a-001"]
+    assert (await manager.record(old.id)).state is State.DESTROYED
+
+
+async def test_where_there_is_no_room_for_both_the_old_member_goes_first(tmp_path: Path, mock: Mock) -> None:
+    config = config_of(tmp_path, max_sandboxes=2)
+    async with AsyncSandboxManager(config, providers={"mock": mock}) as manager:
+        await AsyncFleet(manager, fleet_of(phase("a", 2, spec=WITHOUT_DATA))).up()
+        changed = fleet_of(phase("a", 2, spec=WITHOUT_DATA, setup=("true",)))
+        assert (await AsyncFleet(manager, changed).up()).ok
+        assert await names(manager) == ["agent-a-001", "agent-a-002"]
+        await manager.destroy_all()
+
+
+@pytest.mark.parametrize("has_successor", [True, False])
+async def test_a_replacement_that_was_cut_short_is_gone_on_with(
+    manager: AsyncSandboxManager, mock: Mock, has_successor: bool
+) -> None:
+    spec = fleet_of(phase("a", 1, spec=WITHOUT_DATA))
+    fleet = AsyncFleet(manager, spec)
+    await fleet.up()
+    (old,) = await manager.list()
+    assert await aside.put_aside(manager, old) is not None
+    assert await names(manager) == ["agent-a-001.old"]
+    if has_successor:
+        await fleet.up()  # it is held, as by a start that goes on
+        assert await names(manager) == ["agent-a-001", "agent-a-001.old"]
+    aside.held.discard(old.id)  # as after the death of its program
+    assert (await fleet.up()).ok
+    assert await names(manager) == ["agent-a-001"]
+    assert (await manager.record(old.id)).is_live is not has_successor
+    await agree(manager, mock)
+
+
+async def test_down_ends_a_member_that_waits_for_its_successor(manager: AsyncSandboxManager, mock: Mock) -> None:
+    fleet = AsyncFleet(manager, fleet_of(phase("a", 1)))
+    await fleet.up()
+    (old,) = await manager.list()
+    await aside.put_aside(manager, old)
+    assert await fleet.down() == ["agent-a-001.old"]
+    assert await nothing_left(manager, mock)
+    aside.held.discard(old.id)
+
+
+async def test_a_phase_without_an_image_is_refused_where_boxes_are_made_of_images(
+    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mock, "needs_image", True)
+    with pytest.raises(InvalidFleet, match="phase 'b': image: mock makes its boxes of one, and none is named"):
+        await AsyncFleet(manager, fleet_of(phase("a", 1, spec=Spec(provider="mock", image="x")), phase("b"))).up()
+    assert await nothing_left(manager, mock)

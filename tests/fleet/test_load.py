@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from skerry.errors import ConfigError, InvalidFleet
 from skerry.fleet import tree
-from skerry.fleet.building import ALIASES, PHASE_FIELDS, SPEC_FIELDS
+from skerry.fleet.fields import ALIASES, HEALTH_READERS, PHASE_FIELDS, SECRET_FIELDS, SPEC_FIELDS
 from skerry.fleet.load import TOP_FIELDS, load
 from skerry.fleet.model import File, FleetSpec, Healthcheck, OnFailure, Phase
 from skerry.fleet.plan import graph_lines, order
-from skerry.fleet.reading import HEALTH_READERS
-from skerry.spec import Cache, Mount, Network, Spec, SpecOptions, Workspace
+from skerry.model.secrets import Secret
+from skerry.model.spec import Cache, Mount, Network, Spec, SpecOptions, Workspace
 
 PAGE = Path(__file__).parents[2] / "docs/reference/fleet-file.md"
 
@@ -255,7 +255,7 @@ phases:
         ("{pids: 1}", "pids: 1 is out of range"),
         ("{timeout: soon}", "timeout: 'soon' is not a duration"),
         ("{timeout: .inf}", "timeout: inf is not a duration"),
-        ("{network: moon}", "network: 'moon' must be one of none"),
+        ("{network: the moon}", "network: 'the moon' must be none, rules, bridge"),
         ("{env: {A: [1]}}", "env: 'A' must be a text, and is a list"),
         ("{env: [A=1, A=2]}", "env: 'A' is given twice"),
         ("{env: {SKERRY_INDEX: 3}}", "env: SKERRY_INDEX is set for each member"),
@@ -280,6 +280,29 @@ phases:
         ("{healthcheck: {command: x, interval: never}}", "interval: must be a duration, and is 'never'"),
         ("{wait_for: {b: 1}}", "wait_for: must be a list, and is a table"),
         ("{wait_for: a}", "wait_for names the phase itself"),
+        ("{reach: [db]}", "reach: 'db' is not NAME:PORT, such as db:5432"),
+        ("{reach: ['a:70000']}", "reach: 'a:70000' is not NAME:PORT, such as db:5432, with a port from 1 to 65535"),
+        ("{reach: ['a:0']}", "with a port from 1 to 65535"),
+        ("{reach: ['-=a:1']}", "reach: '-=a:1': it is no host name"),
+        ("{reach: ['5:80']}", "reach: '5:80': programs take that for an address"),
+        ("{reach: [localhost=a:80]}", "reach: 'localhost=a:80': programs take that for an address"),
+        ("{reach: ['b:80']}", "reach names 'b', and there is no such phase or member; there are a"),
+        ("{reach: [agent-a-002:80]}", "reach names 'agent-a-002', and there is no such phase or member"),
+        ("{reach: [x=agent-b-001:80]}", "reach names 'agent-b-001', and there is no such phase or member"),
+        ("{reach: {a: 80}}", "reach: must be a list, and is a table"),
+        ("{allow: ['pypi.org:0']}", "allow: 'pypi.org:0': '0' is no port"),
+        ("{deny: [a.b:x]}", "deny: 'a.b:x': 'x' is no port"),
+        ("{allow: pypi.org, network: bridge}", "allow: a box on the network bridge does not need the gate"),
+        ("{internal: 1}", "internal: must be true or false, and is 1"),
+        ("{internal: true, allow: pypi.org}", "allow: what is internal reaches nothing but its fleet"),
+        ("{internal: true, secrets: {A: {hosts: a.b}}}", "secrets: what is internal reaches nothing but its fleet"),
+        ("{internal: true, network: bridge}", "network: what is internal reaches nothing but its fleet"),
+        ("{secrets: [A]}", "secrets: must be a table (NAME: VALUE), and is a list"),
+        ("{secrets: {A: }}", "secrets: say which hosts a secret is for"),
+        ("{secrets: {A: {hosts: a.b, value: x}}}", "secrets: 'A': unknown field 'value'"),
+        ("{secrets: {A: {hosts: 10.0.0.1}}}", "secrets: hosts are names, not addresses"),
+        ("{secrets: {A: {hosts: a.b, env: A, file: x}}}", "secrets: give one of env, file and command"),
+        ("{secrets: {'A-B': {hosts: a.b}}}", "secrets: 'A-B' is no name of a variable"),
         ("{name: b}", "unknown field 'name'"),
         ("{wait-for: b}", "unknown field 'wait-for'; did you mean 'wait_for'?"),
         ("[1]", "it: must be a table"),
@@ -292,6 +315,72 @@ def test_a_wrong_field_is_told_in_its_line(body: str, told: str) -> None:
     assert len(found) == 1, found
     assert found[0].startswith("3:")
     assert told in found[0]
+
+
+def test_a_phase_says_what_its_members_reach() -> None:
+    text = """\
+name: demo
+phases:
+  db: {count: 2, internal: true}
+  web:
+    reach: [db:5432, agent-db-002:5433, "store=db:5432"]
+    allow: [python, PyPI.org, "github.com:22"]
+    deny: pypi.org:80
+    secrets:
+      TOKEN: {hosts: [api.example.org], file: token, hook: "signing:sign"}
+      OTHER: {hosts: other.example.org, command: [pass, show, other]}
+"""
+    db, web = load("/srv/fleet.yaml", text).phases
+    assert db.spec == Spec.of(project="demo")
+    assert web.spec == Spec.of(
+        project="demo",
+        network=Network.RULES,
+        reach=["db:5432", "agent-db-002:5433", "store=db:5432"],
+        allow=["python", "pypi.org", "github.com:22"],
+        deny=["pypi.org:80"],
+        secrets={
+            "TOKEN": Secret(hosts=("api.example.org",), file="/srv/token", hook="signing:sign"),
+            "OTHER": Secret(hosts=("other.example.org",), command=("pass", "show", "other")),
+        },
+    )
+
+
+def test_rules_among_the_defaults_do_not_hold_where_a_phase_has_another_network() -> None:
+    text = """\
+name: demo
+defaults: {allow: python, deny: a.b, reach: ["db:1"], secrets: {A: {hosts: a.b}}}
+phases:
+  db: {internal: true}
+  closed: {network: none}
+  open: {network: bridge}
+  other: {allow: [c.d]}
+"""
+    db, closed, opened, other = (each.spec for each in load("fleet.yaml", text).phases)
+    assert (db.network, db.reach, db.allow, db.deny, db.secrets) == (Network.RULES, ("db:1",), (), (), {})
+    assert (closed.network, closed.reach, opened.network) == (Network.NONE, (), Network.BRIDGE)
+    assert (other.allow, other.deny, list(other.secrets)) == (("c.d",), ("a.b",), ["A"])
+
+
+def test_sets_of_rules_that_there_are_not_are_told_where_they_are_known() -> None:
+    text = "name: demo\nphases:\n  a: {allow: [python, corp, pythn], deny: nonsense}\n"
+    assert load("fleet.yaml", text).phases[0].spec.allow == ("python", "corp", "pythn")
+    with pytest.raises(InvalidFleet) as caught:
+        load("fleet.yaml", text, sets={"corp": ("*.corp.example",)})
+    told = [(each.line, each.column, each.message.partition(" is called so")[0]) for each in caught.value.problems]
+    assert told == [
+        (3, 29, "phase 'a': allow: 'pythn': a name has a dot in it, and no set"),
+        (3, 43, "phase 'a': deny: 'nonsense': a name has a dot in it, and no set"),
+    ]
+
+
+def test_members_that_are_not_there_are_told_at_the_place_of_each() -> None:
+    text = (
+        "name: demo\nphases:\n  db: {count: 2}\n  web:\n    reach:\n      - db:1\n      - bd:1\n      - agent-db-3:1\n"
+    )
+    assert problems(text) == [
+        "7:9: phase 'web': reach names 'bd', and there is no such phase or member; did you mean 'db'?",
+        "8:9: phase 'web': reach names 'agent-db-3', and there is no such phase or member; there are db, web",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -419,7 +508,7 @@ def test_no_value_of_a_field_makes_it_fail_otherwise(field: str, value: object) 
 
 
 def test_a_phase_has_every_option_of_a_spec() -> None:
-    assert set(SpecOptions.__annotations__) - {"project", "name"} == SPEC_FIELDS
+    assert set(SpecOptions.__annotations__) - {"project", "name", "timeout"} | {"default_timeout"} == SPEC_FIELDS
     assert set(PHASE_FIELDS) >= SPEC_FIELDS
 
 
@@ -429,6 +518,7 @@ def test_a_phase_has_every_option_of_a_spec() -> None:
         ("The file", set(TOP_FIELDS)),
         ("A phase", {"name", *PHASE_FIELDS} - SPEC_FIELDS - set(ALIASES)),
         ("What its members are", SPEC_FIELDS),
+        ("A secret", set(SECRET_FIELDS)),
         ("A health check", set(HEALTH_READERS)),
     ],
 )
@@ -436,3 +526,21 @@ def test_the_page_has_every_field_and_no_other(heading: str, fields: set[str]) -
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", section, re.MULTILINE)
     assert sorted(name for row in rows for name in re.findall(r"\w+", row)) == sorted(fields)
+
+
+@pytest.mark.parametrize("provider", ["docker", "podman", "incus", "vmdocker"])
+def test_a_phase_without_an_image_is_a_mistake_where_its_provider_needs_one(provider: str) -> None:
+    text = f"name: x\nphases:\n  a: {{provider: {provider}}}\n  b: {{provider: {provider}, image: debian}}\n  c: {{}}\n"
+    assert len(load("fleet.yaml", text).phases) == 3
+    with pytest.raises(InvalidFleet) as caught:
+        load("fleet.yaml", text, asks_providers=True)
+    told = f"fleet.yaml:3:17: phase 'a': image: {provider} makes its boxes of one, and none is named"
+    assert str(caught.value) == told
+
+
+def test_a_phase_has_a_timeout_for_its_start_and_one_for_commands() -> None:
+    text = "name: x\nphases:\n  a: {timeout: 5m, default_timeout: 30s}\n  b: {default_timeout: never}\n"
+    a, b = load("fleet.yaml", text).phases
+    assert (a.timeout_s, a.spec.timeout_s, b.timeout_s, b.spec.timeout_s) == (300, 30, None, 0)
+    with pytest.raises(InvalidFleet, match=r"fleet.yaml:3:\d+: phase 'a': .*timeout"):
+        load("fleet.yaml", "name: x\nphases:\n  a: {default_timeout: soon}\n")

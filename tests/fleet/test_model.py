@@ -8,7 +8,7 @@ import pytest
 
 from skerry.errors import InvalidFleet, InvalidSpec, NotFound, Problem
 from skerry.fleet.model import VARIABLES, File, FleetSpec, Healthcheck, OnFailure, Phase
-from skerry.spec import Spec
+from skerry.model.spec import Spec
 
 PHASE = Phase(name="workers", count=3, spec=Spec.of(memory="64M", env={"A": "1"}, labels={"team": "x"}))
 

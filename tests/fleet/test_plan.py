@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import InvalidFleet
-from skerry.fleet.graph import cycles, waves
-from skerry.fleet.model import SETUP_LABEL, FleetSpec, Phase
-from skerry.fleet.plan import Change, Kind, Member, diff, graph_lines, member_of, order
-from skerry.lifecycle import State
-from skerry.records import Owner, Record
-from skerry.spec import SandboxId, Spec, new_id
+from skerry.fleet.model import SETUP_LABEL, FleetSpec, Phase, cycles
+from skerry.fleet.plan import Change, Kind, Member, diff, graph_lines, member_of, order, waves
+from skerry.model.records import Owner, Record
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.model.states import State
 
 
 @st.composite
@@ -169,7 +168,6 @@ def test_the_drawing_is_a_tree_of_what_waits_for_what() -> None:
         (State.STOPPED, Kind.START, "it is stopped"),
         (State.PAUSED, Kind.START, "it is paused"),
         (State.LOST, Kind.REPLACE, "it is lost"),
-        (State.ERROR, Kind.REPLACE, "it is error"),
         (State.CREATING, Kind.REPLACE, "its making came to no end"),
     ],
 )

@@ -12,7 +12,7 @@ from manager.victim import POINTS, Plan, arm, die
 
 from skerry.fleet.events import FleetEvent, MemberReady
 from skerry.fleet.fleet import AsyncFleet, load_fleet
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 
 async def main(file: str, point: str, occurrence: int, after: bool) -> None:

@@ -6,9 +6,9 @@ import msgspec
 
 from skerry.fleet.events import FleetEvent
 from skerry.fleet.model import FleetSpec, Phase
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec
 from skerry.providers.mock import Mock
-from skerry.spec import Spec
 
 
 def phase(name: str, count: int = 1, *wait_for: str, spec: Spec | None = None, **options: object) -> Phase:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 from skerry.providers.mock import Host, Mock
 from skerry.store import Store
 
-from .world import config_of
+from .world import HostClock, config_of
 
 settings.register_profile("soak", max_examples=20_000)
 
@@ -26,8 +26,13 @@ def mock(host: Host) -> Mock:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await Store.open(str(tmp_path / "registry.db"))
+def host_clock() -> HostClock:
+    return HostClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, host_clock: HostClock) -> AsyncIterator[Store]:
+    store = await Store.open(str(tmp_path / "registry.db"), now=host_clock)
     yield store
     await store.aclose()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Fused:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._original, name)
-        if not callable(value):
+        if not inspect.iscoroutinefunction(value):
             return value
 
         async def call(*args: Any, **kw: Any) -> Any:

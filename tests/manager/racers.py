@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import LimitReached
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 from .world import Folders, config_of
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from skerry.config import Config
 from skerry.errors import SkerryError
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 
 from .victim import POINTS, Plan, Victim, arm
 from .world import ENDED, config_of
@@ -119,7 +119,6 @@ class Soak:
             report = {
                 "states": {record.id: record.state for record in records},
                 "causeless": [record.id for record in records if not record.is_live and record.cause is None],
-                "cids": [record.cid for record in records],
                 "silent": silent,
                 "verdicts": [verdict.action for verdict in first],
                 "unsettled": [f"{verdict.id} {verdict.action}: {verdict.why}" for verdict in second],
@@ -166,8 +165,6 @@ class Soak:
         problems += [f"not settled: {text}" for text in report["unsettled"]]
         problems += [f"left in the state folder: {path}" for path in report["left"]]
         problems += [f"previously live, now unknown: {id}" for id in self._kept_before(live, noted)]
-        if len(set(report["cids"])) != len(report["cids"]):
-            problems.append("a cid was given twice")
         expected = set() if len(live) > _MOST_KEPT else live
         problems += self._differences(expected)
         if problems:

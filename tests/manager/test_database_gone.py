@@ -9,8 +9,8 @@ import pytest
 from store.server import Server, running
 
 from skerry.errors import StoreUnavailable
-from skerry.manager import AsyncSandboxManager
-from skerry.spec import SandboxId, Spec
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId, Spec
 from skerry.store import Store
 
 from .world import Folders, config_of, in_agreement

@@ -15,7 +15,7 @@ from engines.images import load
 from skerry.config import Config
 from skerry.config import load as load_config
 from skerry.errors import Conflict, InvalidSpec, Unsupported
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
 from skerry.providers.base import Progress
 
 BUSYBOX = "skerry-test/busybox"
@@ -84,6 +84,11 @@ async def test_a_dockerfile_that_cannot_be_read_is_the_callers_to_mend(
         await manager.build_base_image(tmp_path / "none")
     with pytest.raises(InvalidSpec, match="empty"):
         await manager.build_base_image("\n")
+    for network in ("host", "other"):
+        with pytest.raises(InvalidSpec, match="network: "):
+            await manager.build_base_image(DOCKERFILE, network=network)
+    with pytest.raises(Unsupported, match="docker"):
+        await manager.build_base_image(DOCKERFILE, builder="qemu")
 
 
 async def test_a_provider_without_images_refuses_and_names_those_with(config: Config) -> None:

@@ -15,11 +15,11 @@ from skerry.errors import (
     SkerryError,
     StoreUnavailable,
 )
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec
+from skerry.model.states import State
 from skerry.providers.mock import Mock
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store import Store
 
 from .world import ENDED, config_of, in_agreement

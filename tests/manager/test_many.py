@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from skerry import owners
-from skerry.manager import AsyncSandboxManager
-from skerry.records import Owner
+from skerry.manager import identity
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Owner
 from skerry.store import Store
 
 from . import racers
@@ -47,7 +47,7 @@ async def test_twenty_processes_do_not_pass_the_limit(tmp_path: Path) -> None:
     records = await store.list(ENDED)
     assert {record.id for record in records if record.is_live} == {id for result in results for id in result["mine"]}
     assert set(os.listdir(tmp_path / "boxes")) == {record.id for record in records if record.is_live}
-    assert len({record.cid for record in records}) == len(records)
+    assert len({record.id for record in records}) == len(records)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     await store.aclose()
 
@@ -106,26 +106,26 @@ async def test_two_installations_with_real_boxes_leave_each_other_alone(tmp_path
 
 
 def test_a_process_is_told_from_the_one_that_had_its_pid_before() -> None:
-    me = owners.this_process()
-    assert owners.is_alive(me) is True
-    assert owners.is_alive(Owner(me.host, me.pid, me.started - 1)) is False
-    assert owners.is_alive(Owner(me.host, 2**22 + 7, 1)) is False
+    me = identity.this_process()
+    assert identity.is_alive(me) is True
+    assert identity.is_alive(Owner(me.host, me.pid, me.started - 1)) is False
+    assert identity.is_alive(Owner(me.host, 2**22 + 7, 1)) is False
 
 
 def test_a_process_of_an_earlier_boot_is_dead_and_one_elsewhere_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    me = owners.this_process()
+    me = identity.this_process()
     machine = me.host.partition("/")[0]
-    assert owners.is_alive(Owner(f"{machine}/another-boot", me.pid, me.started)) is False
-    assert owners.is_alive(Owner("another-machine/another-boot", me.pid, me.started)) is None
+    assert identity.is_alive(Owner(f"{machine}/another-boot", me.pid, me.started)) is False
+    assert identity.is_alive(Owner("another-machine/another-boot", me.pid, me.started)) is None
 
 
 def test_a_process_that_ended_and_was_not_waited_for_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = Owner(owners.host(), child.pid, owners._start_time(child.pid) or 0)
-    assert owners.is_alive(owner) is True
+    owner = Owner(identity.host(), child.pid, identity._start_time(child.pid) or 0)
+    assert identity.is_alive(owner) is True
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert owners.is_alive(owner) is False
+    assert identity.is_alive(owner) is False
     child.communicate()
 
 
@@ -133,8 +133,10 @@ def test_a_process_in_another_container_of_this_host_is_not_taken_for_dead() -> 
     """Two containers that share a state folder: same boot, but each sees only its own pids."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a pid namespace of its own needs root and unshare")
-    me = owners.this_process()
-    code = f"from skerry import owners, records; print(owners.is_alive(records.Owner{(me.host, me.pid, me.started)}))"
+    me = identity.this_process()
+    code = (
+        f"from skerry.manager import identity; print(identity.is_alive(identity.Owner{(me.host, me.pid, me.started)}))"
+    )
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.strip() == "None"

@@ -9,26 +9,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.lifecycle import TRANSITIONS, State
+from skerry.clock import End, Moment
+from skerry.manager.decide import INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide, leftovers
+from skerry.model.records import Cause, Owner, Record
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.model.states import TRANSITIONS, State
 from skerry.providers.base import BoxState, BoxStatus, Snapshot
-from skerry.reconcile import INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide, leftovers
-from skerry.records import Cause, Owner, Record
-from skerry.spec import SandboxId, Spec, new_id
 
 ALIVE, DEAD, FAR = Owner("here", 1, 1), Owner("here", 2, 2), Owner("elsewhere", 3, 3)
+HERE = Moment("here", "this boot", 10_000.0)
 NOW = Now(
-    time=10_000.0,
-    boot_id="this boot",
+    moment=HERE,
     instance="ours",
     is_alive=lambda owner: {ALIVE: True, DEAD: False}.get(owner),
 )
 BOXES = {state.value: BoxStatus(state=state, labels={INSTANCE_LABEL: "ours"}) for state in BoxState}
 
 
-def record(state: State = State.READY, *, spec: dict[str, Any] | None = None, **fields: Any) -> Record:
-    defaults = {"id": new_id(), "version": 1, "created_at": 9_900.0, "updated_at": 9_900.0, "owner": ALIVE}
-    fields = {**defaults, "boot_id": "this boot", **fields}
-    return Record(spec=Spec.parse({"provider": "mock", **(spec or {})}), state=state, **fields)
+def record(
+    state: State = State.READY,
+    *,
+    spec: dict[str, Any] | None = None,
+    age_s: float = 100.0,
+    early_s: float = 0.0,
+    where: Moment = HERE,
+    **fields: Any,
+) -> Record:
+    """One that was made and last changed so long ago."""
+    asked = Spec.parse({"provider": "mock", **(spec or {})})
+    made = msgspec.structs.replace(where, at=where.at - age_s)
+    end = End(made, asked.lifetime_s, early_s) if asked.lifetime_s else None
+    defaults = {"id": new_id(), "version": 1, "created_at": 0.0, "updated_at": 0.0, "owner": ALIVE}
+    fields = {**defaults, "boot_id": "this boot", "written": made, "end": end, **fields}
+    return Record(spec=asked, state=state, **fields)
 
 
 def verdict_on(it: Record, box: BoxStatus | None) -> Verdict:
@@ -36,7 +49,7 @@ def verdict_on(it: Record, box: BoxStatus | None) -> Verdict:
     return verdict
 
 
-C, R, P, S, E, L = State.CREATING, State.READY, State.PAUSED, State.STOPPED, State.ERROR, State.LOST
+C, R, P, S, L = State.CREATING, State.READY, State.PAUSED, State.STOPPED, State.LOST
 GONE = {"box_died": {}, "host_restarted": {"boot_id": "another boot"}}
 Z = State.DESTROYED
 FAILED = Cause.CREATION_FAILED
@@ -71,14 +84,14 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (R, {"remaker": DEAD}, None, Action.LOST, L, FAILED),
     (C, {"remaker": DEAD}, None, Action.LOST, L, FAILED),
     (C, {"remaker": DEAD}, "running", Action.LOST, L, FAILED),
-    (C, {"remaker": FAR, "updated_at": 9_000.0}, "dead", Action.LOST, L, FAILED),
+    (C, {"remaker": FAR, "age_s": 1_000.0}, "dead", Action.LOST, L, FAILED),
     (L, {"remaker": DEAD}, "running", Action.LOST, L, FAILED),
     (L, {"remaker": DEAD}, None, Action.LEAVE, None, None),
     (L, {"remaker": ALIVE}, None, Action.LEAVE, None, None),
     (R, {"remaker": DEAD, "doomed": True, "cause": Cause.USER}, "running", Action.DESTROY, Z, Cause.USER),
     # its maker is on another machine
     (C, {"owner": FAR}, None, Action.LEAVE, None, None),
-    (C, {"owner": FAR, "updated_at": 9_000.0}, None, Action.DESTROY, Z, Cause.CREATION_FAILED),
+    (C, {"owner": FAR, "age_s": 1_000.0}, None, Action.DESTROY, Z, Cause.CREATION_FAILED),
     # as it should be
     (R, {}, "running", Action.LEAVE, None, None),
     (P, {}, "paused", Action.LEAVE, None, None),
@@ -86,7 +99,6 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (R, {"owner": DEAD}, "running", Action.LEAVE, None, None),
     (R, {"owner": FAR, "ephemeral": True}, "running", Action.LEAVE, None, None),
     (R, {"ephemeral": True}, "running", Action.LEAVE, None, None),
-    (E, {}, "running", Action.LEAVE, None, None),
     # somebody did it by hand
     (R, {}, "paused", Action.FOLLOW, P, None),
     (R, {}, "stopped", Action.FOLLOW, S, None),
@@ -124,7 +136,12 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (R, {"spec": {"lifetime_s": 100}}, "stopped", Action.DESTROY, Z, Cause.LIFETIME),
     (S, {"spec": {"lifetime_s": 500}}, "stopped", Action.LEAVE, None, None),
     (R, {"spec": {"lifetime_s": 100}}, "running", Action.LEAVE, None, None),
-    (R, {"spec": {"lifetime_s": 30}}, "running", Action.DESTROY, Z, Cause.LIFETIME),
+    (R, {"spec": {"lifetime_s": 96}}, "running", Action.LEAVE, None, None),
+    (R, {"spec": {"lifetime_s": 95}}, "running", Action.DESTROY, Z, Cause.LIFETIME),
+    (L, {"spec": {"lifetime_s": 95}}, "running", Action.DESTROY, Z, Cause.LIFETIME),
+    (R, {"spec": {"lifetime_s": 110}}, None, Action.LOST, L, Cause.BOX_DIED),
+    (R, {"spec": {"lifetime_s": 110}, "early_s": 10}, None, Action.DESTROY, Z, Cause.LIFETIME),
+    (R, {"spec": {"lifetime_s": 110}, "early_s": 10}, "running", Action.LEAVE, None, None),
     (R, {"spec": {"idle_s": 60}}, None, Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 60}}, "dead", Action.DESTROY, Z, Cause.IDLE),
     (R, {"spec": {"idle_s": 200}}, None, Action.LOST, L, Cause.BOX_DIED),
@@ -136,7 +153,7 @@ TABLE: list[tuple[State, dict[str, Any], str | None, Action, State | None, Cause
     (C, {"doomed": True, "cause": Cause.USER}, None, Action.DESTROY, Z, Cause.USER),
     (R, {"doomed": True, "cause": Cause.LIFETIME}, "running", Action.DESTROY, Z, Cause.LIFETIME),
     (L, {"doomed": True, "cause": Cause.USER}, None, Action.DESTROY, Z, Cause.USER),
-    (E, {"doomed": True, "cause": Cause.USER}, "dead", Action.DESTROY, Z, Cause.USER),
+    (S, {"doomed": True, "cause": Cause.USER}, "dead", Action.DESTROY, Z, Cause.USER),
 ]
 
 
@@ -221,7 +238,7 @@ IDS = [new_id() for _ in range(6)]
 def records(draw: st.DrawFn) -> list[Record]:
     return [
         record(
-            state := draw(st.sampled_from(State)),
+            draw(st.sampled_from(State)),
             id=id,
             owner=draw(st.sampled_from([ALIVE, DEAD, FAR])),
             ephemeral=draw(st.booleans()),
@@ -229,8 +246,8 @@ def records(draw: st.DrawFn) -> list[Record]:
             cause=draw(st.sampled_from([None, *Cause])),
             key=draw(st.sampled_from([None, f"key of {id}"])),
             boot_id=draw(st.sampled_from(["", "this boot", "another boot"])),
-            updated_at=draw(st.sampled_from([9_000.0, 9_999.0])),
-            remaker=draw(st.sampled_from([None, None, ALIVE, DEAD, FAR])) if state is not E else None,
+            age_s=draw(st.sampled_from([1_000.0, 100.0, 1.0])),
+            remaker=draw(st.sampled_from([None, None, ALIVE, DEAD, FAR])),
             spec={
                 "lifetime_s": draw(st.sampled_from([0, 50, 5000])),
                 "idle_s": draw(st.sampled_from([0, 50, 5000])),
@@ -291,7 +308,7 @@ def test_a_wanted_sandbox_whose_box_lives_is_never_destroyed(
     for it in them:
         box = there.get(it.id)
         kept = it.state in (R, P, S, L) and not it.doomed and not (it.ephemeral and it.owner is DEAD)
-        is_over = it.ends_at is not None and it.ends_at <= NOW.time
+        is_over = it.is_over(HERE)
         half_made = it.remaker is not None and it.state is L
         lives = box is not None and box.state not in (BoxState.DEAD, BoxState.REMAINS)
         if kept and not is_over and not half_made and lives:
@@ -350,5 +367,5 @@ def test_once_acted_on_nothing_is_left_to_do(them: list[Record], there: dict[San
     assert {verdict.action for verdict in decide("mock", after, left, NOW)} <= {Action.LEAVE}
     held = {it.id: it.state for it in after if it.is_live and it.remaker is None}
     for id, box in left.items():
-        if id in held and held[id] not in (C, E) and box.state is not BoxState.REMAINS:
+        if id in held and held[id] is not C and box.state is not BoxState.REMAINS:
             assert {R: BoxState.RUNNING, P: BoxState.PAUSED, S: BoxState.STOPPED}[held[id]] is box.state

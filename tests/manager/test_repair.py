@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from skerry import owners
 from skerry.config import Config
 from skerry.errors import ProviderError, SkerryError
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager import identity
+from skerry.manager.addresses import Addresses
+from skerry.manager.create import Creator
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.manager.network import Networks
+from skerry.model.records import Filter
+from skerry.model.spec import SandboxId, Spec
+from skerry.model.states import State
 from skerry.providers.mock import Mock
-from skerry.records import Filter
-from skerry.spec import SandboxId, Spec
 from skerry.store import Store
 
 from .world import Folders, config_of
@@ -34,12 +37,33 @@ async def test_a_box_that_comes_after_the_end_of_the_last_one_of_its_provider_is
         sandbox = await manager.create(provider="folders")
         record = await manager.record(sandbox.id)
         await sandbox.destroy()
-        await folders.create(sandbox.id, manager._maker.spec_of_box(record, record.spec, folders))
+        addresses = Addresses(manager.config, is_shared=False)
+        networks = Networks(manager.store, manager.config, is_shared=False)
+        creator = Creator(manager.store, manager.config, addresses, networks)
+        spec = creator.spec_of_box(record, record.spec, folders)
+        await folders.create(sandbox.id, spec)
     monkeypatch.setattr(Config, "load_provider", lambda _config, name: folders if name == "folders" else Mock())
     async with AsyncSandboxManager(config_of(tmp_path), reconcile=False) as manager:
         verdicts = await manager.reconcile()
     assert [(each.id, each.action) for each in verdicts] == [(sandbox.id, "destroy")]
     assert not await folders.discover()
+
+
+async def test_a_volume_that_comes_after_the_end_of_its_sandbox_is_removed_and_one_that_is_kept_is_not(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    """A daemon may do late what it was asked for by a program that was killed."""
+    gone, kept, named = await manager.create(), await manager.create(), await manager.create(name="web")
+    volumes = dict(mock.host.volumes)
+    await manager.destroy(gone.id, volumes=True)
+    await manager.destroy(kept.id)
+    await manager.destroy(named.id, volumes=True)
+    mock.host.volumes.update(volumes)
+    for name, (volume, _) in volumes.items():
+        mock.host.volumes[name] = (volume, mock.host.new_folder("volume"))
+    await manager.reconcile()
+    left = {volume.sandbox for volume in await manager.volumes()}
+    assert left == {kept.id, named.id}  # whoever takes the name again takes the volume too
 
 
 @pytest.mark.parametrize("act", ["create", "pause", "resume", "stop", "start", "destroy", "revive"])
@@ -97,7 +121,7 @@ async def test_a_maker_that_finishes_and_exits_while_it_is_judged_did_not_die_ma
         if filter.include_ended and not go_on.is_set():
             go_on.set()
             await creating
-            monkeypatch.setattr(owners, "is_alive", lambda owner: False)
+            monkeypatch.setattr(identity, "is_alive", lambda owner: False)
         return answer
 
     monkeypatch.setattr(store, "list", answer_late)
@@ -188,7 +212,7 @@ async def test_a_provider_that_hangs_has_not_lost_its_boxes(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = await manager.create()
-    monkeypatch.setattr("skerry.repair._PROVIDER_DEADLINE_S", 0.05)
+    monkeypatch.setattr("skerry.manager.repair._PROVIDER_DEADLINE_S", 0.05)
 
     async def hang() -> object:
         return await asyncio.Event().wait()
@@ -202,7 +226,7 @@ async def test_a_provider_that_hangs_has_not_lost_its_boxes(
 async def test_an_agent_that_hangs_is_unhealthy_and_not_gone(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skerry.sandbox._GREETING_S", 0.05)
+    monkeypatch.setattr("skerry.sandbox.connection._GREETING_S", 0.05)
     sandbox = await manager.create()
     mock.faults.hang(sandbox.id)
     assert not await manager.is_healthy(sandbox.id)

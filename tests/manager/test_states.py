@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from skerry import owners, watching
 from skerry.errors import AgentUnreachable, Conflict, InvalidSpec, NotFound, Unsupported, WrongState
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager import identity, watch
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Cause, Event
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.model.states import State
 from skerry.providers.mock import Mock
-from skerry.records import Cause, Event
-from skerry.spec import SandboxId, Spec, new_id
 from skerry.store import Store
 
-from .world import Folders, config_of, later, until
+from .world import Folders, HostClock, config_of, until
 
 # stopping and starting
 
 
 async def test_a_started_sandbox_has_the_environment_given_and_the_time_left(
-    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
+    manager: AsyncSandboxManager, mock: Mock, host_clock: HostClock
 ) -> None:
     sandbox = await manager.create(env={"A": "1"}, lifetime=1000, idle=500)
     await sandbox.files.write("f", "kept")
     await manager.stop(sandbox.id)
-    later(monkeypatch, 400)
+    host_clock.pass_time(400)
     await manager.start(sandbox.id, {"B": "2"})
     assert (await sandbox.exec('echo "$A$B"; cat f')).text == "2\nkept"
     await mock.pass_time(550)
@@ -37,12 +37,12 @@ async def test_a_started_sandbox_has_the_environment_given_and_the_time_left(
 
 @pytest.mark.parametrize("state", ["stopped", "paused"])
 async def test_one_whose_time_is_over_while_nothing_of_it_runs_is_destroyed(
-    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch, state: str
+    manager: AsyncSandboxManager, mock: Mock, host_clock: HostClock, state: str
 ) -> None:
     sandbox = await manager.create(lifetime=100)
     await (manager.stop if state == "stopped" else manager.pause)(sandbox.id)
     assert await manager.reconcile() == []
-    later(monkeypatch, 101)
+    host_clock.pass_time(101)
     (verdict,) = await manager.reconcile()
     assert (verdict.action, verdict.cause) == ("destroy", Cause.LIFETIME)
     assert (await manager.record(sandbox.id)).cause is Cause.LIFETIME
@@ -50,11 +50,11 @@ async def test_one_whose_time_is_over_while_nothing_of_it_runs_is_destroyed(
 
 
 async def test_one_whose_time_is_over_is_not_started(
-    manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
+    manager: AsyncSandboxManager, mock: Mock, host_clock: HostClock
 ) -> None:
     sandbox = await manager.create(lifetime=100)
     await manager.stop(sandbox.id)
-    later(monkeypatch, 101)
+    host_clock.pass_time(101)
     with pytest.raises(WrongState, match="lifetime is over"):
         await manager.start(sandbox.id)
     assert (await manager.record(sandbox.id)).cause is Cause.LIFETIME
@@ -164,7 +164,7 @@ async def test_a_provider_that_is_no_longer_installed_keeps_nobody_from_the_othe
     manager: AsyncSandboxManager, store: Store, mock: Mock
 ) -> None:
     await manager.create(name="here")
-    gone, _ = await store.reserve(new_id(), Spec(provider="uninstalled"), owner=owners.this_process(), boot_id="")
+    gone, _ = await store.reserve(new_id(), Spec(provider="uninstalled"), owner=identity.this_process(), boot_id="")
     assert [volume.label for volume in await manager.volumes()] == ["here"]
     assert await manager.snapshots() == []
     assert await manager.reconcile() == []
@@ -207,7 +207,7 @@ async def followed(manager: AsyncSandboxManager, seen: list[Event]) -> None:
 async def test_what_is_done_by_hand_is_told_when_it_happens(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
     sandbox = await manager.create()
     seen: list[Event] = []
     following = asyncio.create_task(followed(manager, seen))
@@ -240,7 +240,7 @@ async def test_what_is_done_by_hand_is_told_when_it_happens(
 async def test_what_the_manager_does_itself_is_told_once(
     manager: AsyncSandboxManager, mock: Mock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
     sandbox = await manager.create()
     seen: list[Event] = []
     following = asyncio.create_task(followed(manager, seen))

@@ -8,13 +8,16 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from few_inodes import use_up_inodes
 
-from skerry.errors import StoreCorrupt, StoreFull, StoreReadOnly, StoreUnavailable
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
-from skerry.records import Cause
+from skerry.errors import ProviderUnavailable, StoreCorrupt, StoreFull, StoreReadOnly, StoreUnavailable
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Cause, Filter
+from skerry.model.states import State
+from skerry.providers.local import Local
 from skerry.store import Store
 
 from .world import Folders, config_of, in_agreement
@@ -75,6 +78,24 @@ async def reconcile_and_create(manager: AsyncSandboxManager) -> None:
         await manager.create()
 
 
+async def test_a_place_that_was_taken_while_the_registry_failed_is_given_back(
+    tmp_path: Path, folders: Folders, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as manager:
+        reserve = manager.store.reserve
+
+        async def write_and_fail(*place: Any, **options: Any) -> Any:
+            await reserve(*place, **options)
+            raise StoreUnavailable("the connection broke before it was told")
+
+        monkeypatch.setattr(manager.store, "reserve", write_and_fail)
+        with pytest.raises(StoreUnavailable):
+            await manager.create(key="k")
+        (record,) = await manager.store.list(Filter(include_ended=True))
+        assert (record.state, record.cause) == (State.DESTROYED, Cause.CREATION_FAILED)
+        await in_agreement(manager, folders)
+
+
 async def test_on_a_full_disk_creates_are_refused_and_destroys_work(
     small_disk: Path, folders: Folders, opened: Opener
 ) -> None:
@@ -104,6 +125,35 @@ async def test_a_fresh_manager_opens_on_a_full_disk_and_destroys(
         await manager.destroy(id)
         assert not await manager.list()
     assert not folders.boxes()
+
+
+async def test_without_a_free_inode_real_boxes_are_listed_and_destroyed_and_none_is_made(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    local = Local(Local.Config(state_dir=str(small_disk / "local"), cache_dir=str(tmp_path / "cache")))
+    try:
+        await local.check()
+    except ProviderUnavailable as error:
+        pytest.skip(str(error))
+    remount(small_disk, "nr_inodes=64")
+
+    def opened() -> AsyncSandboxManager:
+        return AsyncSandboxManager(config_of(small_disk, provider="local"), providers={"local": local})
+
+    async with opened() as manager:
+        id = (await manager.create()).id
+    use_up_inodes(small_disk)
+    try:
+        async with opened() as manager:
+            assert [record.id for record in await manager.list()] == [id]
+            with pytest.raises(StoreFull):
+                await manager.create()
+            await manager.destroy(id)
+            assert not await manager.list()
+        assert await local.discover() == {}
+    finally:
+        await local.destroy(id)
+        await local.aclose()
 
 
 async def test_a_registry_that_became_read_only_loses_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import tempfile
@@ -11,17 +12,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from loopback import served
 
-from skerry import git
 from skerry.errors import CreateFailed, InvalidSpec, Unsupported
 from skerry.host import locks
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager import git
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.manager.workspace import PLACE
+from skerry.model.records import Cause
+from skerry.model.spec import Spec, Workspace
+from skerry.model.states import State
 from skerry.providers.mock import Mock
-from skerry.records import Cause
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, Workspace
-from skerry.workspace import PLACE
+from skerry.sandbox.sandbox import AsyncSandbox
 
 from .world import ENDED, until
 
@@ -87,10 +89,10 @@ async def test_a_repository_is_cloned_into_the_box_and_its_commit_is_written_dow
 ) -> None:
     sandbox = await manager.create(workspace=Workspace(source=str(repository.path)))
     assert (await sandbox.exec("pwd")).stdout == f"{PLACE}\n".encode()
-    assert await sandbox.files.read("workspace/note") == b"second"
-    assert (await sandbox.files.stat("workspace/link", follow=False)).target == "note"
-    assert await sandbox.files.read("workspace/.git/HEAD") == b"ref: refs/heads/main\n"
-    assert not await sandbox.files.exists("workspace/.git/hooks")
+    assert await sandbox.files.read("~/workspace/note") == b"second"
+    assert (await sandbox.files.stat("~/workspace/link", follow=False)).target == "note"
+    assert await sandbox.files.read("~/workspace/.git/HEAD") == b"ref: refs/heads/main\n"
+    assert not await sandbox.files.exists("~/workspace/.git/hooks")
     for spec in (sandbox.spec, (await manager.record(sandbox.id)).spec):
         assert spec.workspace == Workspace(source=str(repository.path), commit=repository.second)
     assert not os.listdir(clones)
@@ -114,8 +116,8 @@ async def test_a_branch_is_checked_out_as_one_and_a_tag_by_its_commit(
     is_last = commit in ("main", "HEAD")
     hash = repository.second if is_last else repository.first
     assert sandbox.spec.workspace == Workspace(source=source, commit=hash)
-    assert await sandbox.files.read_text("workspace/.git/HEAD") == (head or f"{hash}\n")
-    assert await sandbox.files.read("workspace/note") == (b"second" if is_last else b"first")
+    assert await sandbox.files.read_text("~/workspace/.git/HEAD") == (head or f"{hash}\n")
+    assert await sandbox.files.read("~/workspace/note") == (b"second" if is_last else b"first")
 
 
 async def test_a_commit_is_found_by_its_hash_or_the_beginning_of_it(
@@ -125,7 +127,7 @@ async def test_a_commit_is_found_by_its_hash_or_the_beginning_of_it(
         sandbox = await manager.create(workspace=Workspace(source=str(repository.path), commit=commit))
         assert sandbox.spec.workspace is not None
         assert sandbox.spec.workspace.commit == repository.first
-        assert await sandbox.files.read("workspace/note") == b"first"
+        assert await sandbox.files.read("~/workspace/note") == b"first"
 
 
 async def test_a_branch_that_is_called_like_a_commit_does_not_mislead(
@@ -133,7 +135,7 @@ async def test_a_branch_that_is_called_like_a_commit_does_not_mislead(
 ) -> None:
     (repository.path / ".git/refs/heads" / repository.first).write_text(repository.second + "\n")
     sandbox = await manager.create(workspace=Workspace(source=str(repository.path), commit=repository.first))
-    assert await sandbox.files.read("workspace/note") == b"first"
+    assert await sandbox.files.read("~/workspace/note") == b"first"
 
 
 async def test_a_folder_that_was_asked_for_stays_the_one_to_start_in(
@@ -147,7 +149,7 @@ async def test_a_sandbox_without_a_registry_has_its_workspace_too(mock: Mock, re
     sandbox = await AsyncSandbox.create(
         Spec.of(provider="mock", workspace=Workspace(source=str(repository.path))), provider=mock
     )
-    assert await sandbox.files.read("workspace/note") == b"second"
+    assert await sandbox.files.read("~/workspace/note") == b"second"
     assert sandbox.spec.workspace == Workspace(source=str(repository.path), commit=repository.second)
     await sandbox.destroy()
 
@@ -181,7 +183,7 @@ async def test_nothing_of_this_machine_s_settings_and_hooks_is_used(
     monkeypatch.setenv("GIT_TEMPLATE_DIR", str(hooks.parent))
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     sandbox = await manager.create(workspace=Workspace(source=str(repository.path)))
-    assert await sandbox.files.read("workspace/note") == b"filtered"
+    assert await sandbox.files.read("~/workspace/note") == b"filtered"
     assert not ran.exists()
 
 
@@ -192,7 +194,7 @@ async def test_submodules_are_not_followed(
     repository.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other.path), "inner")
     repository.git("commit", "-q", "-m", "with another")
     sandbox = await manager.create(workspace=Workspace(source=str(repository.path)))
-    assert await sandbox.files.list("workspace/inner") == []
+    assert await sandbox.files.list("~/workspace/inner") == []
 
 
 # refused, failed, given up
@@ -293,35 +295,24 @@ async def test_a_server_that_wants_a_password_gets_none_and_nobody_is_asked(
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.0 401 Unauthorized\r\nWWW-Authenticate: Basic realm=x\r\nContent-Length: 0\r\n\r\n")
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x.git"
-    with pytest.raises(CreateFailed, match="asks for credentials"):
-        await manager.create(workspace=Workspace(source=url))
-    server.close()
+    async with served(refuse) as port:
+        with pytest.raises(CreateFailed, match="asks for credentials"):
+            await manager.create(workspace=Workspace(source=f"http://127.0.0.1:{port}/x.git"))
     await nothing_is_left(manager, mock, clones)
 
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
     """The URL of a git server that takes every connection and never says a word."""
-    asked = asyncio.Event()
-    ended = asyncio.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.set()
+    async def serve(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
-        ended.set()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"git://127.0.0.1:{server.sockets[0].getsockname()[1]}/x"
-    finally:
-        server.close()
-        if asked.is_set():
-            async with asyncio.timeout(10):
-                await ended.wait()  # git has gone: its connection is closed
+    async with served(serve) as port:
+        yield f"git://127.0.0.1:{port}/x"
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
@@ -377,7 +368,7 @@ async def test_a_copy_that_nobody_waits_for_leaves_nothing(
         begun.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("skerry.transfers.upload_tree", hang)
+    monkeypatch.setattr("skerry.agent.transfers.upload_tree", hang)
     creating = asyncio.create_task(manager.create(workspace=Workspace(source=str(repository.path))))
     await begun.wait()
     assert await mock.discover()
@@ -409,10 +400,10 @@ async def test_a_copied_folder_is_the_sandbox_s_own(
     sandbox = await manager.create(workspace=Workspace(path=str(repository.path), copy=True))
     await sandbox.exec("echo changed > note")
     assert (repository.path / "note").read_text() == "second"
-    assert (await sandbox.files.stat("workspace/note")).mode & 0o777 == 0o755
-    assert (await sandbox.files.stat("workspace/outside", follow=False)).target == "/etc/passwd"
-    assert await sandbox.files.exists("workspace/.git/HEAD")
-    assert not await sandbox.files.exists("workspace/pipe")
+    assert (await sandbox.files.stat("~/workspace/note")).mode & 0o777 == 0o755
+    assert (await sandbox.files.stat("~/workspace/outside", follow=False)).target == "/etc/passwd"
+    assert await sandbox.files.exists("~/workspace/.git/HEAD")
+    assert not await sandbox.files.exists("~/workspace/pipe")
     assert sandbox.spec.workspace == Workspace(path=str(repository.path), copy=True)
 
 

@@ -11,13 +11,15 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skerry.agent.client import AgentClient
 from skerry.config import Config
 from skerry.errors import Conflict, CreateFailed, NotFound, SkerryError, WrongState
-from skerry.host import cgroup, processes
-from skerry.manager import AsyncSandboxManager
-from skerry.providers.local import Local, creation, launch, mounts
+from skerry.host import cgroup, processes, scope
+from skerry.host.spawn import Descriptors
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.providers.local import Local, boxes, creation
 from skerry.providers.local.boxes import Box
-from skerry.store import Store, sqlite
+from skerry.store import Store, base, sqlite
 
 DEEDS = 6
 _MEANWHILE = (Conflict, CreateFailed, NotFound, WrongState)
@@ -28,7 +30,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "store.boot_slot": (Store, "boot_slot"),
     "store.get": (Store, "get"),
     "store.change": (Store, "change"),
-    "store.statement": (sqlite._Transaction, "execute"),
+    "store.statement": (base.Transaction, "execute"),
     "store.transaction": (sqlite, "_transact"),
     "provider.enforcement": (Local, "enforcement"),
     "provider.create": (Local, "create"),
@@ -37,14 +39,14 @@ POINTS: dict[str, tuple[Any, str]] = {
     "box.folder": (Box, "make"),
     "box.meta": (Box, "write_meta"),
     "box.listen": (Box, "listen"),
-    "box.spawn": (launch.Descriptors, "spawn"),
-    "box.child_pid": (launch, "read_child_pid"),
+    "box.spawn": (Descriptors, "spawn"),
+    "box.child_pid": (creation, "read_child_pid"),
     "box.processes": (Box, "write_processes"),
-    "box.limit": (creation.Creation, "_limit"),
-    "box.hello": (creation.Creation, "_await_hello"),
-    "end.kill": (processes, "kill_and_wait"),
+    "box.limit": (scope.Holder, "confine"),
+    "box.hello": (AgentClient, "greet"),
+    "end.kill": (processes, "wait_until_dead"),
     "end.groups": (cgroup, "remove"),
-    "end.mounts": (mounts, "detach_all"),
+    "end.mounts": (boxes, "detach_all"),
     "end.folder": (Box, "remove"),
 }
 """Where a program can be killed: before or after each of these calls."""

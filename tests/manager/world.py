@@ -6,23 +6,25 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from skerry.agent.stream import Stream
+from skerry import clock
+from skerry.clock import Moment
 from skerry.config import Config
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Filter
+from skerry.model.spec import SandboxId, Spec
+from skerry.model.states import State
+from skerry.net.stream import Stream
 from skerry.providers.base import BoxState, BoxStatus, Enforcement, Isolation, Provider
-from skerry.records import Filter
-from skerry.spec import SandboxId, Spec
+from skerry.store import Store
 
 
 def config_of(state_dir: Path, **settings: Any) -> Config:
@@ -103,11 +105,37 @@ ENDED = Filter(include_ended=True)
 _PATIENCE_S = 10.0
 
 
-def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """The manager's clock is ahead by so much."""
-    clock = SimpleNamespace(time=lambda: time.time() + seconds)
-    for module in ("repair", "states", "remaking"):
-        monkeypatch.setattr(f"skerry.{module}.time", clock)
+class HostClock:
+    """The host's clock as a registry reads it, ahead by the time that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.boot = clock.boot_id()
+        self._ahead_s = 0.0
+
+    def __call__(self) -> Moment:
+        now = clock.now()
+        return Moment(now.machine, self.boot, now.at + self._ahead_s)
+
+    def pass_time(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+@asynccontextmanager
+async def opened_manager(
+    config: Config, provider: Provider, host_clock: HostClock, **options: Any
+) -> AsyncIterator[AsyncSandboxManager]:
+    """A manager with a connection of its own to the registry."""
+    async with (
+        aclosing(await Store.open(config.database, now=host_clock)) as store,
+        AsyncSandboxManager(config, store=store, providers={provider.name: provider}, **options) as manager,
+    ):
+        yield manager
+
+
+def set_wall_clock(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    """Somebody set the host's clock, by so much; no time has passed."""
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
 
 
 async def in_agreement(manager: AsyncSandboxManager, provider: Provider) -> None:

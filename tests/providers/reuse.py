@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
+from providers.lifetimes import LifetimeTests
 
 from skerry.errors import SkerryError
+from skerry.model.spec import SandboxId
 from skerry.providers.base import Enforcement, Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance import ProviderConformance
 
 _EMPTY = "rm -rf /tmp/* /tmp/.[!.]* ~/* ~/.[!.]* /.data/* /.data/.[!.]*; ls -A /tmp ~ | grep -v : | grep -c ."
 
 
-class OnOneBox(ProviderConformance):
+class OnOneBox(LifetimeTests, ProviderConformance):
     _reused: ClassVar[tuple[SandboxId, Mapping[str, Enforcement]] | None] = None
     _make_again: ClassVar[Callable[[], Provider] | None] = None
 

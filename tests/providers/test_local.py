@@ -7,23 +7,25 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from providers.lifetimes import LifetimeTests
 
 import skerry
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.local import Local
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance import ProviderConformance
 
 PLAIN_UID = 61_234
 
 
-class TestLocal(ProviderConformance):
+class TestLocal(LifetimeTests, ProviderConformance):
     @pytest.fixture
     def make_provider(self, tmp_path: Path) -> Callable[[], Provider]:
         self.state = tmp_path / "state"
@@ -59,7 +61,7 @@ class TestLocal(ProviderConformance):
         assert {"folder", "process"} <= kinds
 
     def refused(self, provider: Provider) -> list[Spec]:
-        return [Spec.of(image="debian"), Spec.of(network="bridge"), Spec.of(user="daemon")]
+        return [Spec.of(image="debian"), Spec.of(network="bridge")]
 
 
 PACKAGES = os.pathsep.join([str(Path(skerry.__file__).parent.parent), sysconfig.get_path("purelib")])
@@ -78,6 +80,76 @@ def interpreter_for_all() -> str | None:
 
 def as_plain_user() -> list[str]:
     return ["setpriv", f"--reuid={PLAIN_UID}", f"--regid={PLAIN_UID}", "--clear-groups"]
+
+
+BOX_WITH_KEYS = """
+import asyncio, ctypes, os, sys
+from skerry.providers.local import Local
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.model.spec import Spec
+
+async def main():
+    local = Local(Local.Config(state_dir=sys.argv[1] + "/state", cache_dir=sys.argv[1] + "/cache"))
+    box = await AsyncSandbox.create(Spec(), local)
+    try:
+        print(open("/proc/keys").read(), "and", (await box.exec("cat /proc/keys /proc/key-users")).stdout.decode())
+    finally:
+        await box.destroy()
+
+add_key = {"x86_64": 248, "aarch64": 217}[os.uname().machine]
+ctypes.CDLL(None).syscall(add_key, b"user", b"a-bank-account", b"secret", 6, -4)  # the keyring of the user
+asyncio.run(main())
+"""
+
+
+SCORES = """
+import asyncio, sys
+from skerry.providers.local import Local
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.model.spec import Spec
+
+async def main():
+    local = Local(Local.Config(state_dir=sys.argv[1] + "/state", cache_dir=sys.argv[1] + "/cache"))
+    box = await AsyncSandbox.create(Spec(), local)
+    try:
+        print((await box.exec("cat /proc/1/oom_score_adj /proc/self/oom_score_adj")).stdout.decode())
+    finally:
+        await box.destroy()
+
+asyncio.run(main())
+"""
+
+
+def run_as_plain_user(script: str, home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*as_plain_user(), str(interpreter_for_all()), "-B", "-c", script, str(home)],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": PACKAGES},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_plain_users_box_is_killed_first_when_memory_runs_out(plain_home: Path) -> None:
+    run = run_as_plain_user(SCORES, plain_home)
+    assert run.stdout.split() == ["1000", "1000"], run.stderr
+
+
+def test_a_plain_users_keys_are_not_seen_in_a_box(plain_home: Path) -> None:
+    run = run_as_plain_user(BOX_WITH_KEYS, plain_home)
+    outside, _, inside = run.stdout.partition("and")
+    assert "a-bank-account" in outside, run.stderr
+    assert inside.strip() == ""
+
+
+@pytest.fixture
+def plain_home() -> Iterator[Path]:
+    """A folder of the plain user's, for whom all that is needed is there."""
+    if os.geteuid() != 0 or interpreter_for_all() is None:
+        pytest.skip("only root can be another user, with a Python of this version that a plain user may start")
+    with tempfile.TemporaryDirectory(prefix="skerry-plain-", dir="/tmp") as home:
+        os.chown(home, PLAIN_UID, PLAIN_UID)
+        yield Path(home)
 
 
 @pytest.mark.timeout(300)

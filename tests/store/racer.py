@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from skerry.errors import LimitReached
-from skerry.lifecycle import State
-from skerry.records import Owner
-from skerry.spec import Spec, new_id
+from skerry.model.records import Owner
+from skerry.model.spec import Spec, new_id
+from skerry.model.states import State
 from skerry.store import Store
 from skerry.store.base import Transaction
 
@@ -30,12 +30,12 @@ async def open_it(url: str) -> str:
     return store.instance
 
 
-async def reserve(store: Store, *, tries: int, limit: int) -> list[int | None]:
+async def reserve(store: Store, *, tries: int, limit: int) -> list[str]:
     made = []
     for _ in range(tries):
         try:
             record, _ = await store.reserve(new_id(), Spec(), owner=_OWNER, boot_id="b", max_sandboxes=limit)
-            made.append(record.cid)
+            made.append(record.id)
         except LimitReached:
             break
     return made

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from skerry.errors import StoreUnavailable
-from skerry.records import Owner
-from skerry.spec import Spec, new_id
+from skerry.model.records import Owner
+from skerry.model.spec import Spec, new_id
 from skerry.store import Store
 
 from .conftest import Racers
@@ -20,8 +20,10 @@ Race = Callable[..., Racers]
 async def test_20_processes_that_reserve_make_exactly_as_many_as_allowed(store: Store, url: str, race: Race) -> None:
     racers = race(url, "reserve", tries=10, limit=37)
     racers.go()
-    cids = [cid for made in racers.results() for cid in made]
-    assert sorted(cids) == list(range(3, 40))
+    made = [id for ids in racers.results() for id in ids]
+    assert sorted(made) == sorted({record.id for record in await store.list()})
+    assert [event.seq for event in await store.events()] == list(range(1, 38))
+    assert len({record.cid for record in await store.list()} - {None}) == 37
     assert await store.count() == 37
 
 

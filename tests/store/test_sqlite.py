@@ -11,15 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from few_inodes import use_up_inodes
 
 from skerry.errors import StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
-from skerry.lifecycle import State
-from skerry.records import Cause, Owner, Record
-from skerry.spec import Spec, new_id
+from skerry.model.records import Cause, Owner, Record
+from skerry.model.spec import Spec, new_id
+from skerry.model.states import State
 from skerry.store import Store
 from skerry.store.sqlite import BALLAST_BYTES
 
@@ -110,7 +111,7 @@ async def test_a_registry_is_readable_by_its_user_only(path: Path) -> None:
     finally:
         os.umask(before)
     await store.aclose()
-    names = ["registry.db", "registry.db-ballast", "registry.db-shm", "registry.db-wal"]
+    names = ["registry.db", "registry.db-ballast", "registry.db-shm", "registry.db-spare", "registry.db-wal"]
     assert files == dict.fromkeys(names, 0o600)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -159,7 +160,7 @@ async def test_a_folder_that_is_a_file_is_named(path: Path) -> None:
 
 async def test_another_programs_database_is_not_taken(path: Path) -> None:
     path.parent.mkdir()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     with pytest.raises(StoreCorrupt, match="not skerry's"):
@@ -182,7 +183,7 @@ async def test_pages_of_noise_never_give_anything_but_a_store_error(path: Path) 
 
 async def test_a_record_that_makes_no_sense_is_damage_and_named(path: Path) -> None:
     (record,) = await make(path, records=1)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE sandboxes SET spec = '{\"cpus\": -1}'")
     connection.close()
     store = await Store.open(str(path))
@@ -242,7 +243,8 @@ async def test_on_a_full_disk_nothing_is_made_but_everything_can_be_destroyed(di
     await reserve(store)
     assert (disk / "registry.db-ballast").stat().st_size == BALLAST_BYTES
     await store.aclose()
-    assert sqlite3.connect(disk / "registry.db").execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with closing(sqlite3.connect(disk / "registry.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @needs_root
@@ -259,6 +261,25 @@ async def test_a_registry_on_a_full_disk_can_be_opened_read_and_emptied(disk: Pa
     store = await Store.open(str(disk / "registry.db"))
     assert await store.count() == 0
     assert await store.prune(before=time.time() + 1) == 50
+    await store.aclose()
+
+
+@needs_root
+async def test_a_registry_without_a_free_inode_can_be_opened_read_and_emptied(disk: Path) -> None:
+    remount(disk, "nr_inodes=32")
+    made = await make(disk / "registry.db", records=5)
+    use_up_inodes(disk)
+    for record in made:
+        store = await Store.open(str(disk / "registry.db"))
+        assert await store.get(record.id) == record
+        doomed = await store.change(record, doomed=True, cause=Cause.USER)
+        await store.change(doomed, to=State.DESTROYED)
+        with pytest.raises(StoreFull, match="destroying sandboxes still works"):
+            await reserve(store)
+        await store.aclose()
+        use_up_inodes(disk)
+    store = await Store.open(str(disk / "registry.db"))
+    assert await store.count() == 0
     await store.aclose()
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from skerry.errors import ConfigError, Conflict, InvalidSpec, LimitReached, NotFound, StoreUnavailable, WrongState
-from skerry.lifecycle import State
-from skerry.records import ENDED, Cause, Filter, Owner, Record
-from skerry.spec import SandboxId, Spec, new_id
-from skerry.store import Store
+from skerry.model.records import Cause, Filter, Owner, Record
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.model.states import TRANSITIONS, State
+from skerry.store import Changes, Store
 
 OWNER = Owner("host", 1, 1)
 
@@ -28,7 +29,7 @@ async def destroy(store: Store, record: Record) -> Record:
 
 
 def test_what_counts_as_live_is_what_the_indexes_hold() -> None:
-    assert {State.DESTROYED} == ENDED
+    assert {state for state, following in TRANSITIONS.items() if not following} == {State.DESTROYED}
 
 
 async def test_a_record_comes_back_as_it_was_stored(store: Store) -> None:
@@ -42,6 +43,17 @@ async def test_a_record_comes_back_as_it_was_stored(store: Store) -> None:
     changed = await store.change(made, to=State.READY, enforced=enforced, owner=Owner("h", 2, 3), ephemeral=False)
     assert await store.get(made.id) == changed
     assert (changed.version, changed.enforced, changed.ephemeral) == (2, enforced, False)
+
+
+async def test_of_what_a_box_says_of_its_environment_only_what_it_was_told_is_vouched_for(store: Store) -> None:
+    made, other = await reserve(store, Spec(env={"A": "1", "B": "2"})), await reserve(store, Spec(env={"C": "3"}))
+    told = {"A": "1", "B": "lie", "C": "3", "D": "4", "LD_PRELOAD": "evil.so"}
+    assert await store.vouched(made.id, told) == {"A": "1"}
+    await store.note_env(made.id, {"B": "lie", "D": "4"})
+    await store.change(made, to=State.READY)
+    assert await store.vouched(made.id, told) == {"A": "1", "B": "lie", "D": "4"}
+    assert await store.vouched(other.id, told) == {"C": "3"}
+    assert await store.vouched(new_id(), told) == {}
 
 
 async def test_a_registry_outlives_those_who_use_it(store: Store, url: str) -> None:
@@ -65,7 +77,7 @@ async def test_a_reached_limit_names_the_limit_and_the_count(store: Store) -> No
     await reserve(store, limit=2)
     with pytest.raises(LimitReached, match="max_sandboxes is 2 and 2 exist"):
         await reserve(store, limit=2)
-    await store.change(first, to=State.ERROR)
+    await store.change(first, to=State.LOST)
     with pytest.raises(LimitReached):
         await reserve(store, limit=2)
     await destroy(store, await store.get(first.id))
@@ -90,6 +102,37 @@ async def test_an_id_is_taken_for_ever(store: Store) -> None:
     ended = await destroy(store, await reserve(store))
     with pytest.raises(Conflict, match=ended.id):
         await store.reserve(ended.id, Spec(), owner=OWNER, boot_id="boot")
+
+
+async def test_a_cid_is_one_sandboxs_for_ever(store: Store, url: str) -> None:
+    """Also when those that had it ended, are forgotten, and the registry was closed meanwhile."""
+    first, second = await reserve(store), await reserve(store)
+    await destroy(store, second)
+    assert (await store.get(second.id)).cid == second.cid
+    await store.prune(before=time.time() + 1)
+    other = await Store.open(url)
+    third = await reserve(other)
+    await other.aclose()
+    numbers = [record.cid for record in (first, second, third)]
+    assert len({*numbers}) == 3
+    assert all(number is not None and 3 <= number < 2**32 - 1 for number in numbers)
+    assert (await store.get(first.id)).cid == first.cid
+
+
+async def test_registries_of_one_host_give_out_other_cids(new_url: Callable[[], str]) -> None:
+    """The kernel knows a number once, whoever gave it out."""
+    numbers = []
+    for _ in range(3):
+        store = await Store.open(new_url())
+        numbers += [(await reserve(store)).cid for _ in range(3)]
+        await store.aclose()
+    assert len({*numbers}) == 9
+
+
+async def test_a_sandbox_without_a_registry_has_no_cid_of_its_own() -> None:
+    store = await Store.in_memory()
+    assert (await reserve(store)).cid is None
+    await store.aclose()
 
 
 async def test_a_key_gives_the_same_sandbox_even_at_the_limit(store: Store) -> None:
@@ -127,23 +170,11 @@ async def test_a_key_that_cannot_be_one_is_refused(store: Store, key: str) -> No
         await reserve(store, key=key)
 
 
-async def test_cids_begin_at_3_and_are_never_given_again(url: str) -> None:
-    cids = []
-    for _ in range(3):
-        store = await Store.open(url)
-        record = await reserve(store)
-        cids.append(record.cid)
-        await destroy(store, record)
-        await store.prune(before=time.time() + 1)
-        await store.aclose()
-    assert cids == [3, 4, 5]
-
-
 async def test_a_change_from_an_old_version_is_a_conflict(store: Store) -> None:
     made = await reserve(store)
     await store.change(made, to=State.READY)
     with pytest.raises(Conflict, match="is ready now"):
-        await store.change(made, to=State.ERROR)
+        await store.change(made, to=State.LOST)
     assert (await store.get(made.id)).state is State.READY
     assert await store.last_event() == 2
 
@@ -171,7 +202,7 @@ async def test_a_lost_sandbox_that_is_found_has_no_cause_of_end(store: Store) ->
 
 
 async def test_a_detail_may_hold_what_boxes_log(store: Store) -> None:
-    record = await store.change(await reserve(store), to=State.ERROR, detail="a\0b\ud800 ✓")
+    record = await store.change(await reserve(store), to=State.LOST, detail="a\0b\ud800 ✓")
     assert (await store.get(record.id)).detail == record.detail == "a\ufffdb? ✓"
 
 
@@ -268,7 +299,7 @@ async def test_boot_slots_are_bounded_and_free_when_booted(store: Store) -> None
 
     assert [await slot(one), await slot(two), await slot(three), await slot(one)] == [True, True, False, True]
     assert await store.boot_slot(three.id, max_boots=0, owner_alive=lambda owner: True)
-    await store.change(three, to=State.ERROR)
+    await store.change(three, to=State.LOST)
     one = await store.change(one, to=State.READY)
     assert await slot(await reserve(store))
     with pytest.raises(WrongState, match="is ready"):
@@ -321,6 +352,54 @@ async def test_a_cancelled_await_lets_what_has_begun_finish(store: Store) -> Non
     later = asyncio.ensure_future(store.change(record, to=State.READY))
     go_on.set()
     assert (await later).state is State.READY
+
+
+async def test_an_update_is_decided_again_from_the_current_record(store: Store) -> None:
+    seen = await reserve(store)
+    await store.change(seen, detail="by another")
+
+    async def more(record: Record) -> Changes:
+        return {"detail": f"{record.detail} and us"}
+
+    assert (await store.update(seen, more)).detail == "by another and us"
+    results = await asyncio.gather(*(store.update(seen, more) for _ in range(5)))
+    assert sorted(result.version for result in results) == [4, 5, 6, 7, 8]
+
+
+async def test_an_update_that_decides_on_nothing_changes_nothing(store: Store) -> None:
+    seen = await reserve(store)
+
+    async def nothing(_: Record) -> None:
+        return None
+
+    assert await store.update(seen, nothing) is seen
+    assert await store.get(seen.id) == seen
+
+
+async def test_an_update_raises_what_another_try_would_not_mend(store: Store) -> None:
+    holder, seen = await reserve(store, Spec(name="taken")), await reserve(store)
+    tries = []
+
+    async def rename(record: Record) -> Changes:
+        tries.append(record)
+        return {"spec": Spec(name="taken")}
+
+    with pytest.raises(Conflict, match=holder.id):
+        await store.update(seen, rename)
+    with pytest.raises(NotFound):
+        await store.update(msgspec.structs.replace(seen, id=new_id()), rename)
+    assert len(tries) == 2
+
+
+async def test_an_update_ends_although_others_do_not(store: Store) -> None:
+    seen = await reserve(store)
+
+    async def lose(record: Record) -> Changes:
+        await store.change(record, detail="again")
+        return {"detail": "never"}
+
+    with pytest.raises(Conflict, match="changed all the time"):
+        await store.update(seen, lose)
 
 
 async def test_work_that_fails_leaves_nothing(store: Store) -> None:

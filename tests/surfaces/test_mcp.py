@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gate.own_gate import end_gates
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp_types import CallToolResult
 from state_folders import boxes
 
 from skerry import config, errors
 from skerry.errors import CreateFailed
-from skerry.manager import AsyncSandboxManager
-from skerry.pool import AsyncSandboxPool
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Filter
+from skerry.model.spec import Spec
+from skerry.pool.pool import AsyncSandboxPool
 from skerry.providers.mock import Mock
-from skerry.records import Filter
-from skerry.spec import Spec
-from skerry.surfaces.mcp import Limits, Tools, build_server
-from skerry.surfaces.mcp_errors import ADVICE
-from skerry.surfaces.mcp_results import FileContent, Kept
+from skerry.surfaces.mcp.results import ADVICE, FileContent
+from skerry.surfaces.mcp.server import CallLimits, Tools, build_server
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
@@ -85,11 +85,32 @@ async def test_there_are_eight_tools_and_each_says_what_it_takes_gives_and_does(
     assert untrusted == {"execute_command", "execute_code", "read_file", "list_directory"}
 
 
+@pytest.mark.parametrize("pool", [(), ("--pool", "1")], ids=["made", "warm"])
+async def test_a_model_is_told_what_its_sandbox_may_reach_and_cannot_choose_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pool: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2hunter2")
+    rules = ("--allow", "python", "--deny", "upload.pypi.org", "--secret", "TOKEN=api.test")
+    try:
+        async with program(*rules, *pool) as client:
+            (tool,) = [tool for tool in (await client.list_tools()).tools if tool.name == "create_sandbox"]
+            assert not {"network", "allow", "deny", "secrets"} & set(tool.input_schema["properties"])
+            result = await client.call_tool("create_sandbox", {"name": "work"})
+            made = result.structured_content
+            assert (made["network"], made["allow"], made["deny"]) == ("rules", ["python"], ["upload.pypi.org"])
+            assert made["secrets"] == {"TOKEN": ["api.test"]}
+            assert text(result).endswith(", may reach python, api.test")
+            ran = await call(client, "execute_command", sandbox="work", command="echo $TOKEN")
+            assert ran["stdout"].startswith("skerry-secret-TOKEN-")
+    finally:
+        end_gates(folder)
+
+
 async def test_a_model_makes_uses_and_destroys_a_sandbox(folder: Path) -> None:
     async with program() as client:
         made = await call(client, "create_sandbox", name="work", env={"WHO": "me"}, lifetime="30m")
         assert (made["name"], made["state"], made["kept"]) == ("work", "ready", False)
-        assert made["ends_at"] - made["created_at"] == pytest.approx(1800)
+        assert made["ends_at"] - made["created_at"] == pytest.approx(1800, abs=30)
 
         result = await client.call_tool(
             "execute_command", {"sandbox": "work", "command": "echo $WHO; cat; echo bad >&2; exit 3", "stdin": "in\n"}
@@ -323,7 +344,7 @@ def mock() -> Mock:
 
 @asynccontextmanager
 async def in_process(
-    mock: Mock, limits: Limits | None = None, **settings: Any
+    mock: Mock, limits: CallLimits | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Client, AsyncSandboxManager]]:
     loaded = config.load({"provider": "mock", **settings})
     async with AsyncSandboxManager(loaded, providers={"mock": mock}) as manager:
@@ -348,10 +369,11 @@ async def test_errors_tell_a_model_what_happened_and_what_to_do(mock: Mock) -> N
         assert await error_of(client, "create_sandbox", name="a") == "conflict"
         assert await error_of(client, "create_sandbox", name="NOT A NAME") == "invalid_spec"
         assert await error_of(client, "create_sandbox", memory="much") == "invalid_spec"
+        assert await error_of(client, "create_sandbox", image="/dev/sda1") == "invalid_spec"
         assert await error_of(client, "execute_command", sandbox="none", command="true") == "not_found"
         assert await error_of(client, "execute_code", sandbox="a", code="1") == "interpreter_not_found"
         assert await error_of(client, "read_file", sandbox="a", path="/none") == "path_not_found"
-        assert await error_of(client, "read_file", sandbox="a", path="/tmp") == "path_invalid"
+        assert await error_of(client, "read_file", sandbox="a", path="/tmp") == "path_is_folder"
         assert await error_of(client, "list_directory", sandbox="a", path="/none") == "path_not_found"
         mock.faults.fail_create(CreateFailed("no room"))
         assert await error_of(client, "create_sandbox") == "create_failed"
@@ -394,7 +416,7 @@ async def test_a_server_sees_its_own_project_and_nothing_that_is_in_a_pool(mock:
 
 
 async def test_a_long_folder_is_cut(mock: Mock) -> None:
-    async with in_process(mock, Limits(entries=3)) as (client, _):
+    async with in_process(mock, CallLimits(entries=3)) as (client, _):
         await call(client, "create_sandbox", name="a")
         await call(client, "execute_command", sandbox="a", command="cd /tmp; touch 1 2 3 4 5")
         listed = await call(client, "list_directory", sandbox="a", path="/tmp")
@@ -405,20 +427,6 @@ async def test_a_long_folder_is_cut(mock: Mock) -> None:
 # what is cut
 
 
-def test_output_is_kept_whole_up_to_the_limit_and_cut_in_the_middle_beyond() -> None:
-    for size, cut in ((0, 0), (9, 0), (10, 0), (11, 1), (500_000, 499_990)):
-        data = bytes(65 + n % 26 for n in range(size))
-        for chunk in (1, 7, 100_000):
-            if size // chunk > 100_000:
-                continue
-            kept = Kept(10)
-            for at in range(0, size, chunk):
-                kept.add(data[at : at + chunk])
-            assert kept.cut == cut
-            whole = data.decode()
-            assert kept.text() == (f"{whole[:5]}\n[... {cut} bytes left out ...]\n{whole[-5:]}" if cut else whole)
-
-
 def test_a_character_that_is_cut_in_two_is_left_for_the_next_part() -> None:
     data = "aüü".encode()
     first = FileContent.of("p", data[:3], offset=0, size=5, limit=2)
@@ -426,3 +434,51 @@ def test_a_character_that_is_cut_in_two_is_left_for_the_next_part() -> None:
     last = FileContent.of("p", data[1:], offset=1, size=5, limit=8)
     assert (last.content, last.next_offset) == ("üü", None)
     assert FileContent.of("p", data[:2], offset=0, size=2, limit=8).encoding == "base64"
+
+
+# warm sandboxes
+
+
+async def test_a_new_sandbox_is_a_warm_one_if_nothing_else_is_asked_for() -> None:
+    mock = Mock()
+    loaded, template = config.load({"provider": "mock"}), Spec(provider="mock", data=False)
+    async with (
+        AsyncSandboxManager(loaded, providers={"mock": mock}) as manager,
+        AsyncSandboxPool(manager, template, size=2) as pool,
+    ):
+        tools = Tools(manager, pool.spec, pool=pool)
+        async with Client(build_server(tools)) as client:
+            await pool.wait_for_full(20)
+            warm = set(mock.host.boxes)
+            assert (await call(client, "list_sandboxes"))["sandboxes"] == []
+            taken = await call(client, "create_sandbox", name="work", env={"A": "1"}, lifetime="1h")
+            assert taken["id"] in warm
+            ran = await call(client, "execute_command", sandbox="work", command="echo $A")
+            assert ran["stdout"] == "1\n"
+            other = await call(client, "create_sandbox", memory="64M")
+            assert other["id"] not in warm
+            assert pool.stats().hits == 1
+        await tools.destroy_made()
+    assert not mock.host.boxes
+
+
+async def test_a_name_that_has_data_is_no_warm_one() -> None:
+    mock = Mock()
+    async with (
+        AsyncSandboxManager(config.load({"provider": "mock"}), providers={"mock": mock}) as manager,
+        AsyncSandboxPool(manager, size=1) as pool,
+    ):
+        tools = Tools(manager, pool.spec, pool=pool)
+        await pool.wait_for_full(20)
+        warm = set(mock.host.boxes)
+        assert (await tools.create_sandbox(name="work")).id not in warm
+        await tools.destroy_made()
+
+
+async def test_the_program_keeps_sandboxes_warm_and_leaves_none(folder: Path) -> None:
+    async with program("--pool", "1") as client:
+        ids: set[str] = set()
+        for _ in range(2):
+            ids.add((await call(client, "create_sandbox"))["id"])
+        assert len(ids) == 2
+    assert boxes(folder) == []

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import skerry
 from skerry import errors
 from skerry.errors import (
     CreateFailed,
@@ -51,6 +52,25 @@ def test_file_errors_are_also_pythons_own() -> None:
     assert issubclass(PathNotFound, FileNotFoundError)
     assert issubclass(PathExists, FileExistsError)
     assert issubclass(PathDenied, PermissionError)
+    assert issubclass(errors.PathIsFolder, IsADirectoryError)
+    assert issubclass(errors.PathNotFolder, NotADirectoryError)
+    assert all(issubclass(each, OSError) for each in all_errors(errors.FileError))
+
+
+def test_a_box_that_is_gone_is_all_that_it_ever_was() -> None:
+    for older in (errors.AgentUnreachable, errors.NotFound, errors.WrongState):
+        assert issubclass(errors.SandboxGone, older)
+
+
+def test_what_will_be_the_same_next_time_is_not_retryable() -> None:
+    for each in (errors.TooLarge, errors.SandboxGone, errors.UserNotFound, errors.ArgumentsTooLong):
+        assert not each.retryable
+    assert errors.LimitReached.retryable
+    assert errors.AgentUnreachable.retryable
+
+
+def test_all_errors_are_in_skerry_itself() -> None:
+    assert all(getattr(skerry, each.__name__) is each for each in all_errors())
 
 
 @pytest.mark.parametrize(
@@ -78,6 +98,9 @@ def test_errors_carry_what_a_caller_needs() -> None:
         ProviderUnavailable("p", "r", fix="x"),
         CreateFailed("m", log="l"),
         PathNotFound("p"),
+        errors.UserNotFound("u"),
+        errors.SandboxGone("s"),
+        errors.PathIsFolder("f"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from skerry.errors import InvalidSpec
-from skerry.sources import merged, stores
+from skerry.oci import roots, stores
 
 
 def header(name: str, type: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
@@ -91,4 +91,4 @@ def test_links_to_what_is_not_there_are_not_each_looked_for_in_the_whole_layer(t
         file.write(bytes(1024))
     with stores.reading(source), stores.opened(source, Event()) as layer:
         assert isinstance(layer, stores.TarStore)
-        assert len(merged.merge([layer], lambda _: None)) == 40_000
+        assert len(roots.merge([layer], lambda _: None)) == 40_000

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skerry.http import HttpClient, HttpError, NoAnswer, Refused
+from skerry.net.http import HttpClient, HttpError, NoAnswer, UpgradeRefused
+from skerry.testing.conformance.base import eventually
 
 Serve = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -101,6 +105,31 @@ async def test_lines_come_one_by_one_wherever_the_pieces_are_cut(tmp_path: Path)
         assert [line async for line in answer.lines()] == [b'{"a":1}', b'{"b":2}']
 
 
+async def last(lines: AsyncIterator[bytes]) -> None:
+    async for _ in lines:
+        pass
+
+
+async def test_a_flood_of_lines_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """There is always more to receive, so only a turn of the loop lets the deadline of whoever reads come."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def flood() -> None:
+            connection, _ = listener.accept()
+            with connection, suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b'{"status":"more"}\n' * 10_000)
+
+        flooding = asyncio.create_task(asyncio.to_thread(flood))
+        async with HttpClient(f"unix://{tmp_path / 's'}").stream("GET", "/x") as answer:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(last(answer.lines()), 0.2)
+        await flooding
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -151,21 +180,42 @@ async def test_an_upgrade_gives_the_connection_and_what_came_early(tmp_path: Pat
         await writer.drain()
 
     async with server(tmp_path, serve) as client:
-        fd, early = await client.upgrade("POST", "/x", json={})
-        try:
-            os.set_blocking(fd, True)
-            await asyncio.to_thread(os.write, fd, b"late")
-            came = early
-            while len(came) < 9:
-                came += await asyncio.to_thread(os.read, fd, 100)
-            assert came == b"earlylate"
-        finally:
-            os.close(fd)
+        assert await echoed(client, 9) == b"earlylate"
+
+
+class Heard:
+    """Receiver that keeps all, until there is enough."""
+
+    def __init__(self, data: bytes, enough: int) -> None:
+        self.data, self._enough = data, enough
+        self.is_enough = asyncio.get_running_loop().create_future()
+
+    def received(self, data: memoryview) -> None:
+        self.data += bytes(data)
+        if len(self.data) >= self._enough and not self.is_enough.done():
+            self.is_enough.set_result(None)
+
+    def closed(self, error: Exception | None) -> None:
+        return
+
+
+async def echoed(client: HttpClient, count: int) -> bytes:
+    """What comes over a connection that was upgraded, once we have said `late`."""
+    stream, early = await client.upgrade("POST", "/x", json={})
+    try:
+        heard = Heard(early, count)
+        stream.start(heard)
+        stream.write(b"late")
+        async with asyncio.timeout(5):
+            await heard.is_enough
+        return heard.data
+    finally:
+        stream.close()
 
 
 async def test_an_upgrade_that_is_refused_tells_why(tmp_path: Path) -> None:
     async with server(tmp_path, answers(b"HTTP/1.1 409 Conflict\r\nContent-Length: 3\r\n\r\nwhy")) as client:
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(UpgradeRefused) as caught:
             await client.upgrade("POST", "/x", json={})
     assert (caught.value.answer.status, caught.value.answer.body) == (409, b"why")
 
@@ -202,3 +252,63 @@ async def test_an_answer_that_breaks_off_is_told_while_it_is_read(tmp_path: Path
         with pytest.raises(HttpError, match="does not answer as HTTP"):
             async with client.stream("GET", "/x") as answer:
                 [piece async for piece in answer]
+
+
+async def test_every_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of this machine often mean ::1 first, where nothing may listen."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        host = next(line for line in head.split(b"\r\n") if line.startswith(b"Host: "))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(host) + host)
+        writer.close()
+
+    loop = asyncio.get_running_loop()
+    for family, name, host in (
+        (socket.AF_INET, "127.0.0.1", "several.test"),
+        (socket.AF_INET6, "::1", "several.test"),
+        (socket.AF_INET6, "::1", "[::1]"),
+    ):
+        try:
+            listening = await asyncio.start_server(serve, name, 0, family=family)
+        except OSError:
+            continue  # no IPv6 here
+        async with listening:
+            port = listening.sockets[0].getsockname()[1]
+            found = [(socket.AF_INET6, ("::1", port, 0, 0)), (socket.AF_INET, ("127.0.0.1", port))]
+            answer = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in found]
+
+            async def addresses(asked: str, *_: object, answer: list[Any] = answer, **__: object) -> list[Any]:
+                return answer if asked == "several.test" else answer[:1]
+
+            monkeypatch.setattr(loop, "getaddrinfo", addresses)
+            told = await HttpClient(f"http://{host}:{port}").request("GET", "/x")
+            assert told.body == f"Host: {host}:{port}".encode()
+
+
+ANSWERS = r"""
+import sys
+head = b""
+while not head.endswith(b"\r\n\r\n"):
+    head += sys.stdin.buffer.read(1)
+sys.stdout.buffer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+"""
+
+
+async def test_a_process_can_be_the_way_and_ends_with_the_request() -> None:
+    client = HttpClient("ssh://there", through=[sys.executable, "-c", ANSWERS], timeout_s=20)
+    assert (await client.request("GET", "/x")).body == b"ok"
+    says = "import sys; sys.exit('Host key verification failed.')"
+    with pytest.raises(NoAnswer, match=r"there: Host key verification failed\."):
+        await HttpClient("ssh://there", through=[sys.executable, "-c", says], timeout_s=20).request("GET", "/x")
+    with pytest.raises(NoAnswer, match="No such file"):
+        await HttpClient("ssh://there", through=["/nonexistent/ssh"], timeout_s=20).request("GET", "/x")
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with pytest.raises(NoAnswer, match="did not answer"):
+        await HttpClient("ssh://there", through=silent, timeout_s=0.5).request("GET", "/x")
+    mine = Path(f"/proc/self/task/{os.getpid()}/children")
+
+    async def are_gone() -> bool:
+        return not any(b"sleep(600)" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in mine.read_text().split())
+
+    await eventually(are_gone, "the process is gone")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skerry.errors import InvalidSpec
-from skerry.spec import Mount, Network, Spec, new_id, parse_id
+from skerry.model.rules import Rule
+from skerry.model.spec import Mount, Network, Spec, new_id, parse_id
 from skerry.units import format_size, parse_duration, parse_size
 
 WRONG: dict[str, list[Any]] = {
@@ -38,6 +39,7 @@ WRONG: dict[str, list[Any]] = {
     "target": ["", "../x", "a b", "-x", 5],
     "group": ["", "../x", "a b", "-x", 5],
     "writable_root": [None, "yes", 1],
+    "admin": [None, "yes", 1],
     "workspace": [
         {}, {"path": "relative"}, {"path": "/a\0"}, {"source": ""}, {"source": "--upload-pack=x"}, {"source": "a\nb"},
         {"source": "/x", "commit": "-x"}, {"path": "/x", "mode": "ro"}, "/x",
@@ -45,13 +47,25 @@ WRONG: dict[str, list[Any]] = {
     "data": ["yes", 1],
     "cache": ["all", "", None, True],
     "cache_paths": [{"A": "/x"}, {"a": "x"}, {"a": "/x\0"}, {"a": "/"}, {"a": "/x/../proc"}, {"a": "/.skerry"}, []],
-    "network": ["internet", "", 5, None],
+    "network": ["a b", "-x", "container:x", "", 5, None],
+    "allow": ["pypi.org", ["http://pypi.org"], ["a b"], [""], ["pypi.org:0"], ["10.1.0.0/33:443"], [5]],
+    "deny": ["pypi.org", ["http://pypi.org"], ["a b"], [""], ["pypi.org:0"], [5]],
+    "reach": ["db:5432", ["db"], ["db:"], ["db:0"], ["db:65536"], ["D B:1"], [5]],
+    "secrets": [[], {"A": "x"}, {"A": {}}, {"A B": {"hosts": ["a.example"]}}, {"A": {"hosts": ["10.1.0.5"]}}],
     "lifetime_s": [-1, math.nan, math.inf, 2**31, "1h"],
+    "timeout_s": [-1, math.nan, math.inf, 2**31, "1h"],
     "idle_s": [-1, math.nan, math.inf, 2**31, "1h"],
     "labels": [{"": "x"}, {"a b": "x"}, {"a": "x" * 300}, {"a": "\n"}, {"a": 1}, {f"k{i}": "" for i in range(65)}, []],
     "project": ["", "A", "../x", "x" * 64, None],
     "name": ["", "A", "a/b", "x" * 64, "-x", "."],
     "language": [5, []],
+    "command": [[], [""], " ", "", ["a\0"], [5], "x" * 200_000, 5],
+    "restart": ["always", "never", "", None, 5],
+    "ports": [
+        ["80"], [{}], [{"port": 0}], [{"port": 80, "local": 65536}], [{"port": 80}, {"port": 80}], [80], "80",
+        [{"port": 1, "local": 9}, {"port": 2, "local": 9}], [{"port": 80, "host": "0.0.0.0"}],
+        [{"port": port} for port in range(1, 40)],
+    ],
 }  # fmt: skip
 
 
@@ -155,6 +169,43 @@ def test_an_id_has_one_spelling(text: str) -> None:
     assert caught.value.field == "id"
     made = new_id()
     assert parse_id(made) == made
+
+
+# rules
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("https://me@pypi.org:8443/simple", "no URL; write pypi.org:8443$"),
+        ("*", "nothing stands for all names"),
+        ("a*.org", r"as in \*.example.org"),
+        ("*.*.org", r"as in \*.example.org"),
+        ("10.1.0.1/16", "did you mean 10.1.0.0/16"),
+        ("pypi.org:0", "1 to 65535"),
+        ("pypi org", "no host name"),
+        (["pypi.org"], "one by one"),
+    ],
+)
+@pytest.mark.parametrize("field", ["allow", "deny"])
+def test_what_is_no_rule_is_refused_with_its_field_and_what_to_write(field: str, rule: Any, reason: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"^{field}: .*{reason}") as raised:
+        Rule.parse(rule, field)
+    assert raised.value.field == field
+
+
+def test_one_text_is_no_list_of_rules() -> None:
+    with pytest.raises(InvalidSpec, match="give a list"):
+        Spec(allow="python")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rules", [{"allow": ["pypi.org"]}, {"deny": ["pypi.org"]}, {"reach": ["db:5432"]}])
+def test_who_asks_for_no_network_is_given_none_by_rules(rules: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="leave network out"):
+        Spec.of(network="none", **rules)
+    assert Spec.of(**rules).network is Network.RULES
+    with pytest.raises(InvalidSpec, match="leave network out"):
+        Spec.of(**rules).but(network="none")
 
 
 # units

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skerry.agent.stream import HIGH_WATER, FdStream
+from skerry.net.stream import HIGH_WATER, FdStream
 
 
 class Receiver:

@@ -18,21 +18,29 @@ from typing import Any
 
 import pytest
 
-from skerry import files, processes, sandbox, sync, tunnels
-from skerry.portal import Portal
+from skerry.agent import tunnel
+from skerry.sandbox import files, network, ports, processes, sandbox, service
+from skerry.sync import api
+from skerry.sync.loop_thread import LoopThread
 
 ROOT = Path(__file__).parents[2]
 PAIRS = [
-    (sandbox.AsyncSandbox, sync.Sandbox),
-    (files.AsyncFiles, sync.Files),
-    (files.AsyncWatch, sync.Watch),
-    (processes.AsyncProcess, sync.Process),
-    (processes.AsyncProcesses, sync.Processes),
-    (tunnels.AsyncTunnel, sync.Tunnel),
-    (tunnels.AsyncForward, sync.Forward),
+    (sandbox.AsyncSandbox, api.Sandbox),
+    (files.AsyncFiles, api.Files),
+    (files.AsyncWatch, api.Watch),
+    (processes.AsyncProcess, api.Process),
+    (processes.AsyncProcesses, api.Processes),
+    (tunnel.AsyncTunnel, api.Tunnel),
+    (ports.AsyncForward, api.Forward),
+    (service.AsyncService, api.Service),
+    (network.AsyncSandboxNetwork, api.SandboxNetwork),
 ]
 SPECIAL = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
-MADE_BY_THE_SANDBOX = {("AsyncProcess", "start"), ("AsyncWatch", "begin"), ("AsyncTunnel", "open")}
+INTERNAL = {
+    ("AsyncForward", "links"), ("AsyncForward", "serve"), ("AsyncProcess", "start"),
+    ("AsyncWatch", "begin"), ("AsyncTunnel", "open"),
+    ("AsyncSandbox", "of_record"), ("AsyncSandbox", "of_box"), ("AsyncSandbox", "follow"),
+}  # fmt: skip
 
 
 def test_the_file_is_what_the_generator_writes() -> None:
@@ -54,9 +62,9 @@ def parameters(function: Any) -> list[tuple[str, Any, Any]]:
 @pytest.mark.parametrize(("twin", "own"), PAIRS, ids=lambda cls: cls.__name__)
 def test_every_async_method_has_a_twin_with_the_same_parameters(twin: type, own: type) -> None:
     for name, member in public(twin).items():
-        if (twin.__name__, name) in MADE_BY_THE_SANDBOX:
+        if (twin.__name__, name) in INTERNAL:
             continue
-        other = vars(own).get(SPECIAL.get(name, name))
+        other = inspect.getattr_static(own, SPECIAL.get(name, name), None)
         assert other is not None, f"{own.__name__} has no {name}"
         if isinstance(member, property):
             assert isinstance(other, property)
@@ -73,10 +81,10 @@ def test_every_async_method_has_a_twin_with_the_same_parameters(twin: type, own:
 @pytest.mark.parametrize(("twin", "own"), PAIRS, ids=lambda cls: cls.__name__)
 def test_the_twin_has_nothing_of_its_own(twin: type, own: type) -> None:
     extra = {name for name in vars(own) if not name.startswith("_")} - set(vars(twin))
-    assert extra <= {"id", "spec", "enforced", "files", "processes", "number"}
+    assert extra <= {"id", "spec", "enforced", "files", "processes", "service", "network", "created_at", "number"}
 
 
-# the portal
+# the loop_thread
 
 
 def run_program(program: str, timeout_s: float = 10) -> str:
@@ -98,9 +106,9 @@ async def value(result: int) -> int:
 
 
 def test_it_works_from_many_threads_at_once() -> None:
-    portal = Portal()
+    loop_thread = LoopThread()
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(lambda i: portal.run(value(i)), range(200))) == list(range(200))
+        assert list(threads.map(lambda i: loop_thread.run(value(i)), range(200))) == list(range(200))
 
 
 def test_an_error_comes_out_as_it_is() -> None:
@@ -108,11 +116,11 @@ def test_an_error_comes_out_as_it_is() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Portal().run(fail())
+        LoopThread().run(fail())
 
 
 def test_ctrl_c_cancels_the_work_and_waits_for_its_end() -> None:
-    portal, log = Portal(), []
+    loop_thread, log = LoopThread(), []
     begun = threading.Event()
 
     async def work() -> None:
@@ -134,13 +142,13 @@ def test_ctrl_c_cancels_the_work_and_waits_for_its_end() -> None:
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
-        portal.run(work())
+        loop_thread.run(work())
     interrupter.join()
     assert log == ["cleared up"]
 
 
 def test_an_iterator_is_closed_when_its_loop_is_left() -> None:
-    portal, log = Portal(), []
+    loop_thread, log = LoopThread(), []
 
     async def numbers() -> AsyncIterator[int]:
         try:
@@ -149,44 +157,44 @@ def test_an_iterator_is_closed_when_its_loop_is_left() -> None:
         finally:
             log.append("closed")
 
-    iterator = portal.iterate(numbers())
+    iterator = loop_thread.iterate(numbers())
     assert next(iterator) == 0
     iterator.close()  # type: ignore[attr-defined]
     assert log == ["closed"]
-    assert list(portal.iterate(numbers())) == list(range(100))
+    assert list(loop_thread.iterate(numbers())) == list(range(100))
 
 
 def test_a_child_after_a_fork_has_a_loop_of_its_own() -> None:
     program = (
         "import asyncio, os, sys\n"
-        "from skerry.portal import Portal\n"
-        "portal = Portal()\n"
+        "from skerry.sync.loop_thread import LoopThread\n"
+        "loop_thread = LoopThread()\n"
         "async def f(): return os.getpid()\n"
-        "assert portal.run(f()) == os.getpid()\n"
+        "assert loop_thread.run(f()) == os.getpid()\n"
         "pid = os.fork()\n"
-        "ok = portal.run(f()) == os.getpid()\n"
+        "ok = loop_thread.run(f()) == os.getpid()\n"
         "if pid == 0: os._exit(0 if ok else 1)\n"
         "print(os.waitpid(pid, 0)[1], ok)\n"
     )
     assert run_program(program) == "0 True\n"
 
 
-def test_a_fork_while_another_thread_uses_the_portal_does_not_hang_the_child() -> None:
+def test_a_fork_while_another_thread_uses_the_loop_thread_does_not_hang_the_child() -> None:
     program = (
         "import asyncio, os, threading\n"
-        "from skerry.portal import Portal\n"
-        "portal = Portal()\n"
+        "from skerry.sync.loop_thread import LoopThread\n"
+        "loop_thread = LoopThread()\n"
         "async def f(): return 1\n"
         "stop = threading.Event()\n"
         "def busy():\n"
-        "    while not stop.is_set(): portal._running_loop()\n"
+        "    while not stop.is_set(): loop_thread._running_loop()\n"
         "threads = [threading.Thread(target=busy) for _ in range(4)]\n"
         "[t.start() for t in threads]\n"
         "codes = []\n"
         "for _ in range(30):\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
-        "        portal.run(f()); os._exit(0)\n"
+        "        loop_thread.run(f()); os._exit(0)\n"
         "    codes.append(os.waitpid(pid, 0)[1])\n"
         "stop.set()\n"
         "print(set(codes))\n"
@@ -195,10 +203,10 @@ def test_a_fork_while_another_thread_uses_the_portal_does_not_hang_the_child() -
 
 
 def test_used_inside_a_running_loop_it_does_not_deadlock() -> None:
-    portal = Portal()
+    loop_thread = LoopThread()
 
     async def main() -> int:
-        return portal.run(value(3))
+        return loop_thread.run(value(3))
 
     assert asyncio.run(main()) == 3
 
@@ -207,14 +215,14 @@ def test_used_from_its_own_loop_it_says_so_instead_of_hanging() -> None:
     """A callback of ours (on_stdout) runs in the loop: a synchronous call there would wait for itself."""
     program = (
         "import asyncio\n"
-        "from skerry.portal import Portal\n"
-        "portal = Portal()\n"
+        "from skerry.sync.loop_thread import LoopThread\n"
+        "loop_thread = LoopThread()\n"
         "async def inner(): return 1\n"
         "async def outer():\n"
         "    work = inner()\n"
-        "    try: portal.run(work)\n"
+        "    try: loop_thread.run(work)\n"
         "    except Exception as error: print(type(error).__module__)\n"
         "    finally: work.close()\n"
-        "portal.run(outer())\n"
+        "loop_thread.run(outer())\n"
     )
     assert run_program(program, 5) in ("skerry.errors\n", "builtins\n")

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skerry.agent.stream import Buffer, Receiver, Stream
-from skerry.providers.incus.websocket import BrokenFrames, WebSocket
+from skerry.net.stream import HIGH_WATER, Buffer, Receiver, Stream
+from skerry.net.websocket import BrokenFrames, WebSocket
 
 
 class Wire(Stream):
@@ -117,3 +117,16 @@ def test_what_no_server_may_send_ends_it() -> None:
         heard.wire.receiver.received(memoryview(wrong))
         assert [type(end) for end in heard.ends] == [BrokenFrames]
         assert not heard.wire.is_open
+
+
+def test_a_server_that_asks_without_end_and_takes_no_answer_gets_no_more() -> None:
+    heard = Heard()
+    pings = frame(9, bytes(125)) * 1000
+    for _ in range(20):
+        heard.wire.receiver.received(memoryview(pings))
+        heard.wire.buffered = len(heard.wire.sent)  # nothing goes out
+    assert HIGH_WATER <= len(heard.wire.sent) < 2 * HIGH_WATER
+    heard.wire.sent, heard.wire.buffered = b"", 0
+    heard.wire.receiver.received(memoryview(frame(9, b"there?")))
+    assert heard.wire.sent.endswith(b"there?")
+    assert heard.ends == []

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from skerry.config import variable
-from skerry.errors import SkerryError
+from skerry.errors import ImageNotFound, SkerryError
 from skerry.vm.base import Kernel
 from skerry.vm.images.store import ImageStore
 
@@ -53,6 +53,17 @@ def vm_image() -> str:
 def docker_vm_image() -> str:
     """The name of an image with a Docker engine, in `vm_cache`."""
     return _made_or_refused("docker")
+
+
+@pytest.fixture(scope="session")
+def clients_vm_image(clients_root: Path, vm_kernel: Kernel) -> str:
+    """The name of an image with clients of networks, in `vm_cache`."""
+    name, store = clients_root.name.partition(".")[0].replace("debian", "clients"), ImageStore(_cache())
+    try:
+        store.find(name)
+    except ImageNotFound:
+        asyncio.run(store.import_(clients_root, name, lambda _: None))
+    return name
 
 
 def _made(recipe: str) -> str:

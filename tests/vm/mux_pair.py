@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from skerry.agent.guest.mux import GuestMux
-from skerry.vm.warden.loop import READ, Loop
+from skerry.agent.guest.loop import READ, Loop
+from skerry.agent.guest.vm.ports import GuestMux
 from skerry.vm.warden.mux import HostMux
 
 

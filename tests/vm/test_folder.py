@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from skerry.clock import boot_id
 from skerry.errors import AgentUnreachable, Conflict, ProviderError
-from skerry.host.processes import Process, boot_id
+from skerry.host import uids
+from skerry.host.processes import Process
 from skerry.vm.folder import Vm, VmFolder
 
 
@@ -69,14 +71,24 @@ def test_half_a_note_is_none(folder: VmFolder) -> None:
     assert folder.read() is None
 
 
-def test_a_machine_runs_while_its_hypervisor_and_its_warden_do(
+def test_a_machine_runs_until_its_warden_has_told_of_its_end(
     folder: VmFolder, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     note(folder, processes)
     assert folder.is_running()
-    assert folder.how_it_ended() == ""
     processes[1].kill()
     processes[1].wait()
+    assert folder.is_running()
+    assert folder.how_it_ended() == ""
+    folder.file("ended.json").write_text('{"code": 1, "signal": null, "at": 5}')
+    assert not folder.is_running()
+    assert folder.how_it_ended() == "the machine ended with code 1"
+
+
+def test_a_machine_without_a_warden_does_not_run(folder: VmFolder, processes: list[subprocess.Popen[bytes]]) -> None:
+    note(folder, processes)
+    processes[0].kill()
+    processes[0].wait()
     assert not folder.is_running()
     assert folder.how_it_ended() == "the machine is not running"
 
@@ -119,6 +131,29 @@ def test_a_link_in_place_of_the_console_leads_nowhere(folder: VmFolder, tmp_path
     secret.write_text("secret")
     folder.console.symlink_to(secret)
     assert folder.read_console() == ""
+
+
+def test_another_name_of_a_file_in_place_of_the_console_is_not_read(folder: VmFolder, tmp_path: Path) -> None:
+    secret = folder.path.parent / "secret"
+    secret.write_text("secret")
+    os.link(secret, folder.console)
+    assert folder.read_console() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives machines uids of their own")
+def test_processes_that_a_machine_says_are_its_own_are_not_believed(folder: VmFolder) -> None:
+    """Whoever ends the machine would end those."""
+    vm = Vm(boot_id=boot_id(), uid=uids.take())
+    folder.write(vm)
+    ours = Process.of(os.getpid())
+    assert ours is not None
+    folder.write_processes(ours, ours)
+    running = folder.read()
+    assert running is not None
+    assert running.warden == ours
+    os.chown(folder.file("processes.json"), vm.uid or 0, vm.uid or 0)
+    assert folder.read() == vm
+    assert not folder.is_running()
 
 
 def test_a_pipe_in_place_of_a_note_stops_nobody(folder: VmFolder) -> None:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from storm.outside import group_of
 
 from skerry.errors import CreateFailed, ProviderError
-from skerry.host import cgroup, processes, uids
+from skerry.host import cgroup, processes, scope, spawn, uids
 from skerry.host.processes import Process
-from skerry.vm import launch, network, spawn
-from skerry.vm.base import Limits
-from skerry.vm.folder import VmFolder
+from skerry.vm import launch
+from skerry.vm.base import MachineLimits
+from skerry.vm.folder import Vm, VmFolder
 from skerry.vm.launch import Launch
 
-from .standins import IS_ROOT, run, script, seen_on_host, until, vm_folder
+from .standins import IS_ROOT, may_set_floor, run, script, seen_on_host, until, vm_folder
 
 SLEEP = script("sleep 60")
-LIMITS = Limits(memory=64 << 20, cpus=0.5, pids=32)
+LIMITS = MachineLimits(memory=64 << 20, cpus=0.5, pids=32)
 needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root gives machines uids and namespaces of their own")
 
 
@@ -63,6 +69,33 @@ def test_it_is_noted_before_it_runs_and_who_runs_it_after(folder: VmFolder) -> N
     assert os.getsid(process(vm.warden).pid) != os.getsid(0)
 
 
+def test_a_machine_is_killed_first_when_the_host_runs_out_of_memory(folder: VmFolder) -> None:
+    """And not its warden, without which nobody tells how it ended."""
+    vm = launch.start(folder, SLEEP, None)
+    pids = (process(vm.vmm).pid, process(vm.warden).pid, "self")
+    hypervisor, warden, ours = (int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in pids)
+    assert (hypervisor, warden) == (1000, max(0, ours))
+
+
+def test_a_machine_cannot_put_others_before_itself_where_the_kernel_keeps_a_floor(folder: VmFolder) -> None:
+    said = run(folder, "echo 0 > /proc/self/oom_score_adj; cat /proc/self/oom_score_adj")
+    assert said.splitlines()[-1] == ("1000" if may_set_floor() else "0")
+
+
+def test_a_warden_may_open_many_files_though_its_manager_may_not(folder: VmFolder) -> None:
+    """One stream of a guest takes two; the hypervisor has the limit that the manager has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        vm = launch.start(folder, SLEEP, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = [Path(f"/proc/{process(each).pid}/limits").read_text() for each in (vm.warden, vm.vmm)]
+    found = [re.search(r"^Max open files +(\d+) ", text, re.MULTILINE) for text in limits]
+    most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    assert [match and int(match[1]) for match in found] == [most, 256]
+
+
 def test_nobody_is_the_child_of_who_launched_it(folder: VmFolder) -> None:
     vm = launch.start(folder, SLEEP, None)
     for each in (vm.warden, vm.vmm):
@@ -83,6 +116,32 @@ def test_it_has_a_user_and_namespaces_of_its_own(folder: VmFolder) -> None:
         assert "NoNewPrivs:\t1\n" in status
         for space in ("net", "ipc"):
             assert os.readlink(f"/proc/{pid}/ns/{space}") != os.readlink(f"/proc/self/ns/{space}")
+
+
+@needs_root
+def test_it_has_no_higher_priority_than_others_though_who_launched_it_has(folder: VmFolder) -> None:
+    def urgent() -> Vm:
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        return launch.start(folder, SLEEP, None)
+
+    with ThreadPoolExecutor(1) as thread:  # a priority is a thread's and its children's
+        vm = thread.submit(urgent).result()
+    for each in (vm.warden, vm.vmm):
+        pid = process(each).pid
+        assert (os.getpriority(os.PRIO_PROCESS, pid), os.sched_getscheduler(pid)) == (0, os.SCHED_OTHER)
+
+
+def test_a_descriptor_above_the_limit_of_descriptors_stays_outside(folder: VmFolder) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = fcntl.fcntl(0, fcntl.F_DUPFD, 700)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+    try:
+        said = run(folder, "ls /proc/self/fd")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(high)
+    assert said.split() == ["0", "1", "2", "3"]
 
 
 @needs_root
@@ -138,6 +197,25 @@ def test_a_link_is_not_given_away_in_place_of_a_drive(folder: VmFolder) -> None:
     folder.file("disk").symlink_to(ours)
     with pytest.raises(CreateFailed):
         launch.start(folder, Launch(argv=["/bin/true"], own=("disk",)), None)
+    assert ours.stat().st_uid == 0
+
+
+@needs_root
+def test_another_name_of_a_file_of_ours_is_not_given_away_in_place_of_a_drive(folder: VmFolder) -> None:
+    """A hypervisor that was taken over can make one, where the kernel lets everybody link what is not theirs."""
+    ours, volume = folder.path.parent / "ours", folder.path.parent / "volume"
+    ours.touch()
+    volume.touch()
+    os.link(volume, folder.file("data"))
+    what = Launch(argv=["/bin/sleep", "60"], own=("data",))
+    launch.start(folder, what, None)
+    launch.kill(folder)
+    launch.start(folder, what, None)  # a volume has two names, and is given again and again
+    launch.kill(folder)
+    folder.file("data").unlink()
+    os.link(ours, folder.file("data"))
+    with pytest.raises(ProviderError, match="no file of its own"):
+        launch.start(folder, what, None)
     assert ours.stat().st_uid == 0
 
 
@@ -247,12 +325,13 @@ def test_a_launcher_killed_before_any_step_leaves_nothing_that_cannot_be_ended(f
         import os, sys
         from pathlib import Path
         from skerry.host import cgroup
-        from skerry.vm import folder, launch, spawn
-        from skerry.vm.base import Limits
+        from skerry.vm import folder, launch
+        from skerry.host import spawn
+        from skerry.vm.base import MachineLimits
         def die(*_args, **_options): os.kill(os.getpid(), 9)
         {KILLED_AT[before]}
         what = launch.Launch(argv=["/bin/sleep", "60"])
-        launch.start(folder.VmFolder(Path(sys.argv[1])), what, Limits(memory=64 << 20, cpus=0.5))
+        launch.start(folder.VmFolder(Path(sys.argv[1])), what, MachineLimits(memory=64 << 20, cpus=0.5))
     """
     ended = subprocess.run([sys.executable, "-c", program, folder.path], capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -280,10 +359,12 @@ def test_a_machine_has_no_network_but_its_own_loopback(folder: VmFolder) -> None
     assert _interfaces(process(vm.vmm).pid) == ["lo"]
 
 
-@pytest.mark.skipif(network.why_none() is not None, reason=str(network.why_none()))
+@pytest.mark.skipif(launch.why_no_network() is not None, reason=str(launch.why_no_network()))
 @pytest.mark.parametrize("limits", [None, LIMITS])
 @pytest.mark.parametrize("dies", ["warden", "vmm"])
-def test_a_network_is_there_when_it_starts_and_goes_with_it(folder: VmFolder, limits: Limits | None, dies: str) -> None:
+def test_a_network_is_there_when_it_starts_and_goes_with_it(
+    folder: VmFolder, limits: MachineLimits | None, dies: str
+) -> None:
     vm = launch.start(folder, Launch(argv=["/bin/sleep", "60"], network=True), limits)
     assert _interfaces(process(vm.vmm).pid) == ["lo", "tap0"]
     beside = list(processes.find_by_arguments((str(process(vm.warden).pid), "tap0"), 2))
@@ -292,7 +373,7 @@ def test_a_network_is_there_when_it_starts_and_goes_with_it(folder: VmFolder, li
     until(lambda: not any(each.is_alive() for each in beside))
 
 
-@pytest.mark.skipif(network.why_none() is not None, reason=str(network.why_none()))
+@pytest.mark.skipif(launch.why_no_network() is not None, reason=str(launch.why_no_network()))
 def test_a_network_costs_the_host_none_of_its_mounts(folder: VmFolder) -> None:
     name = f"skerry-test-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
@@ -306,14 +387,41 @@ def test_a_network_costs_the_host_none_of_its_mounts(folder: VmFolder) -> None:
 
 @needs_root
 def test_a_network_that_cannot_be_made_is_told_of(folder: VmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "why_none", lambda: None)
-    monkeypatch.setattr(network, "command", lambda: ["/no/such/slirp4netns"])
+    monkeypatch.setattr(launch, "why_no_network", lambda: None)
+    monkeypatch.setattr(launch, "_network_command", lambda: ["/no/such/slirp4netns"])
     with pytest.raises(CreateFailed, match=r"(?s)network cannot be made.*/no/such/slirp4netns"):
         launch.start(folder, Launch(argv=["/bin/sleep", "60"], network=True), None)
 
 
 def test_a_network_is_not_even_tried_where_there_can_be_none(folder: VmFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "why_none", lambda: "it is not installed")
+    monkeypatch.setattr(launch, "why_no_network", lambda: "it is not installed")
     with pytest.raises(CreateFailed, match="it is not installed"):
         launch.start(folder, Launch(argv=["/bin/sleep", "60"], network=True), None)
     assert folder.read() is None
+
+
+@needs_root
+def test_machines_that_are_started_at_once_are_all_in_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process that has found out nothing of its host yet."""
+    if why_not := cgroup.find().why_not:
+        pytest.skip(f"this host lets us make no cgroups: {why_not}")
+    monkeypatch.setattr(scope, "_found", {})
+    trying, sweep = threading.Barrier(8), cgroup._sweep
+
+    def sweep_together(parent: Path) -> None:
+        """Whoever tries groups out does it at the same moment as all others who do."""
+        with contextlib.suppress(threading.BrokenBarrierError):
+            trying.wait(0.5)
+        sweep(parent)
+
+    monkeypatch.setattr(cgroup, "_sweep", sweep_together)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(8) as threads:
+        folders = [stack.enter_context(vm_folder()) for _ in range(8)]
+        together = threading.Barrier(8)
+        started = threads.map(lambda folder: (together.wait(), launch.start(folder, SLEEP, LIMITS))[1], folders)
+        for vm in started:
+            for each in (vm.warden, vm.vmm):
+                pid = process(each).pid
+                assert group_of(pid, "memory").most <= LIMITS.memory
+                assert group_of(pid, "pids").most <= LIMITS.pids
+            assert all(Path(group).is_dir() for group in vm.groups)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.agent import dial
 from skerry.errors import AgentUnreachable
+from skerry.net import dial
 
 from .mux_pair import Pair
 

@@ -13,10 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skerry.agent.guest import frames
-from skerry.agent.guest.frames import ACCEPT, CLOSE, CREDIT, DATA, END, HELLO, MAGIC, NUMBER, OPEN, REFUSE, frame
-from skerry.agent.guest.mux import GuestMux
-from skerry.vm.warden.loop import Loop
+from skerry.agent.guest.loop import Loop
+from skerry.agent.guest.vm import multiplexer as frames
+from skerry.agent.guest.vm.multiplexer import (
+    ACCEPT,
+    CLOSE,
+    CREDIT,
+    DATA,
+    END,
+    HELLO,
+    MAGIC,
+    NUMBER,
+    OPEN,
+    REFUSE,
+    frame,
+)
+from skerry.agent.guest.vm.ports import GuestMux
 from skerry.vm.warden.mux import HostMux
 
 GREETING = len(frame(HELLO, 0, MAGIC + bytes(frames.NONCE_BYTES)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skerry.vm import sparse
+from skerry.host import sparse
 
 _MIB = 1 << 20
 

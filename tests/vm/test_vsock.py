@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.vm.warden.loop import Loop
-from skerry.vm.warden.vsock import VsockBridge
+from skerry.agent.guest.loop import Loop
+from skerry.vm.warden.sockets import VsockBridge
 
 TIMEOUT_S = 20
 

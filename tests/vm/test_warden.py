@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from skerry.agent.guest.loop import Loop
 from skerry.vm import launch
 from skerry.vm.folder import VmFolder
 from skerry.vm.launch import Launch
-from skerry.vm.warden.console import Console
-from skerry.vm.warden.loop import Loop
-from skerry.vm.warden.published import Published
+from skerry.vm.warden.service import Console
+from skerry.vm.warden.sockets import Published
 
 from .standins import run, until, vm_folder
 
@@ -154,6 +154,18 @@ def test_what_one_side_says_the_other_hears(relays: Relays) -> None:
             assert guest.recv(100) == b"question"
             guest.sendall(b"answer")
             assert client.recv(100) == b"answer"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's warden reaches more than its machine")
+def test_a_link_of_roots_leads_to_the_guest_and_one_of_the_machines_nowhere(relays: Relays, tmp_path: Path) -> None:
+    (tmp_path / "v.sock").rename(tmp_path / "jailed.sock")
+    (tmp_path / "v.sock").symlink_to("jailed.sock")
+    with relays.connect() as client, relays.accept() as guest:
+        guest.sendall(b"here")
+        assert client.recv(100) == b"here"
+    os.lchown(tmp_path / "v.sock", 4711, 4711)
+    with relays.connect() as client:
+        assert client.recv(100) == b""
 
 
 def test_half_an_end_is_passed_on_and_the_other_half_goes_on(relays: Relays) -> None:

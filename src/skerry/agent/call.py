@@ -1,4 +1,4 @@
-"""One call to an agent, from its request to its answer, with its two byte streams."""
+"""Calls to an agent, from their request to their answer, with their two byte streams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
 
-from skerry.agent.stream import Buffer
-from skerry.errors import CallInterrupted, CallTimeout, SkerryError
+from skerry.errors import AgentUnreachable, CallInterrupted, CallTimeout
+from skerry.net.stream import Buffer, wake
 
 if TYPE_CHECKING:
     from skerry.agent.client import AgentClient
@@ -27,9 +27,11 @@ _MANY = 1024
 
 
 class Call:
-    """A call from its request to its answer, with its two byte streams."""
+    """One call: its answer, bytes up with credit, bytes down as chunks or to a callback, and its deadline."""
 
-    def __init__(self, client: AgentClient, id: int, window: int, on_data: OnData | None) -> None:
+    def __init__(
+        self, client: AgentClient, id: int, window: int, on_data: OnData | None, up_window: int = UP_WINDOW
+    ) -> None:
         self.id = id
         self._client = client
         self._answer: asyncio.Future[msgspec.Raw] = client.loop.create_future()
@@ -37,54 +39,59 @@ class Call:
         self._window = window
         self._receivable = window
         self._consumed = 0
-        self._chunks: deque[tuple[int, bytearray]] = deque()
+        self._chunks: deque[tuple[int, bytes | bytearray]] = deque()
         self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._sendable = UP_WINDOW
-        self._send_waiters: list[asyncio.Future[None]] = []
+        self._readers: list[asyncio.Future[None]] = []
+        self._up_window = up_window
+        self._sendable = up_window
+        self._senders: list[asyncio.Future[None]] = []
         self._deadline: asyncio.TimerHandle | None = None
         self._patience_s: float | None = None
         self._last_progress = client.loop.time()
-
-    # from the agent, called by the client
 
     def receivable(self, count: int) -> bool:
         self._last_progress = self._client.loop.time()
         self._receivable -= count
         return self._receivable >= 0
 
+    @property
+    def unused_credit(self) -> int:
+        """Bytes that the agent may send without more credit."""
+        return max(0, self._receivable)
+
     def deliver(self, fd: int, data: memoryview) -> None:
         if self._on_data is not None:
             try:
                 self._on_data(fd, data)
             except Exception as error:  # the caller's own trouble, such as a full disk: it ends this call only
-                self.settle(NOTHING, error)
-                self.abandon()
+                self.stop(error)
             self.consume(len(data))
         else:
             self._keep(fd, data)
-            self._wake()
+            wake(self._readers)
 
     def _keep(self, fd: int, data: memoryview) -> None:
-        """Small pieces are joined: an agent that sends bytes one by one must not cost a hundred for each. Where there
-        are many, so are those with a piece of the other descriptor between them: the two have no order that holds."""
+        """Join small pieces; where there are many also across the other descriptor's, as the two have no order."""
         near = 2 if len(self._chunks) > _MANY else 1
         for at in range(-1, -1 - min(near, len(self._chunks)), -1):
             kept_fd, kept = self._chunks[at]
             if kept_fd == fd and len(kept) + len(data) <= _JOINED:
+                assert isinstance(kept, bytearray)
                 kept.extend(data)
                 return
-        self._chunks.append((fd, bytearray(data)))
+        self._chunks.append((fd, bytearray(data) if len(data) < _JOINED else bytes(data)))
 
     def add_credit(self, count: int) -> bool:
         self._last_progress = self._client.loop.time()
         self._sendable += count
-        self._wake_senders()
-        return count > 0 and self._sendable <= UP_WINDOW
+        wake(self._senders)
+        return count > 0 and self._sendable <= self._up_window
 
-    def end_data(self) -> None:
-        self._ended = True
-        self._wake()
+    def end_data(self) -> bool:
+        """Take the end of the bytes down; False if it had come before."""
+        first, self._ended = not self._ended, True
+        wake(self._readers)
+        return first
 
     def settle(self, result: msgspec.Raw, error: Exception | None = None) -> None:
         if self._answer.done():
@@ -97,27 +104,15 @@ class Call:
         else:
             self._answer.set_result(result)
         self._ended = True
-        self._wake()
-        self._wake_senders()
-
-    def _wake_senders(self) -> None:
-        for waiter in self._send_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._send_waiters.clear()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    # for the caller
+        wake(self._readers)
+        wake(self._senders)
 
     @property
     def done(self) -> bool:
         return self._answer.done()
 
     def consume(self, count: int) -> None:
-        """Bytes are used up: let the agent send as many more, not for every little piece."""
+        """Let the agent send as many more bytes as were used up, not for every little piece."""
         self._consumed += count
         if self._consumed * 4 >= self._window and not self._answer.done():
             self._client.notify("credit", {"id": self.id, "bytes": self._consumed})
@@ -125,7 +120,7 @@ class Call:
             self._consumed = 0
 
     async def chunks(self) -> AsyncIterator[tuple[int, bytes]]:
-        """What comes down, as (fd, bytes), to its end; then raises if the call failed."""
+        """Yield the bytes down, as (fd, bytes), to their end; then raise if the call failed."""
         while True:
             while self._chunks:
                 fd, data = self._chunks.popleft()
@@ -133,19 +128,24 @@ class Call:
                 yield fd, bytes(data)
             if self._ended:
                 if self._answer.done():
-                    self._answer.result()
+                    try:
+                        self._answer.result()
+                    except (AgentUnreachable, CallInterrupted) as error:
+                        await self._client.explain(error)
+                        raise
                 return
-            self._waiter = self._client.loop.create_future()
-            await self._waiter
+            await self._wait(self._readers)
+
+    def _wait(self, among: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+        among.append(self._client.loop.create_future())
+        return among[-1]
 
     async def send(self, data: Buffer) -> None:
-        """Bytes up, waiting for the agent's credit. Quiet once the call has ended: its answer tells why."""
+        """Send bytes up, waiting for the agent's credit. Quiet once the call has ended: its answer tells why."""
         view = memoryview(data).cast("B")
         while view and not self._answer.done():
             if self._sendable <= 0:
-                waiter = self._client.loop.create_future()
-                self._send_waiters.append(waiter)
-                await waiter
+                await self._wait(self._senders)
                 continue
             part = view[: min(self._sendable, _UP_CHUNK)]
             self._sendable -= len(part)
@@ -154,7 +154,7 @@ class Call:
             await self._client.drained()
 
     def end(self) -> None:
-        """No more bytes up."""
+        """End the bytes up."""
         if not self._answer.done():
             self._client.notify("end", {"id": self.id})
 
@@ -172,17 +172,20 @@ class Call:
         return self
 
     def patiently(self, patience_s: float) -> Self:
-        """Let the call take for ever, as long as something moves: bytes either way, at least this often."""
+        """Let the call take for ever, as long as bytes move either way, at least this often."""
         self._patience_s = patience_s
         return self.within(patience_s)
 
     async def result(self, type: type[T], timeout_s: float | None = None) -> T:
-        """The answer, by a deadline if one is given. If the wait is cancelled, the call is given up."""
+        """Await the answer, by a deadline if one is given. If the wait is cancelled, the call is given up."""
         self.within(timeout_s)
         try:
             return self._client.decode(await self._answer, type)
         except asyncio.CancelledError:
             self.abandon()
+            raise
+        except (AgentUnreachable, CallInterrupted) as error:
+            await self._client.explain(error)
             raise
 
     def abandon(self) -> None:
@@ -191,7 +194,7 @@ class Call:
             self._client.notify("cancel", {"id": self.id})
             self.settle(NOTHING, CallInterrupted("the call was given up"))
 
-    def stop(self, error: SkerryError) -> None:
+    def stop(self, error: Exception) -> None:
         """End the call with an error of ours."""
         self.settle(NOTHING, error)
         self.abandon()

@@ -1,4 +1,8 @@
-"""The command line: `main` is the entry point, and a command's own file is imported when it is called."""
+"""The command line, a file for each noun.
+
+`main` is the entry point, `COMMANDS` the table of commands, whose modules are imported when they are called. Nothing
+else is for use from outside.
+"""
 
 from __future__ import annotations
 
@@ -10,48 +14,51 @@ from collections.abc import Sequence
 
 import click
 
+from skerry.agent.guest import users
 from skerry.version import __version__
 
-# A command is the object `command` in the file of its name in this folder, with _ for -.
 COMMANDS = {
-    "run": "Run a command in a new sandbox.",
-    "create": "Make a sandbox that lives until it is removed or its time is over.",
-    "ps": "List the sandboxes.",
-    "exec": "Run a command in a sandbox.",
-    "attach": "Join a background process, or a shell of the sandbox.",
-    "port": "Open ports of a sandbox on this machine, until Ctrl-C.",
-    "cp": "Copy files and folders into a sandbox or out of it.",
-    "logs": "Show the output of background processes, or of the box itself.",
-    "top": "List the processes that were started in a sandbox.",
-    "kill": "Send a signal to a background process, or to all of a sandbox.",
-    "stats": "Show what sandboxes use, live.",
-    "inspect": "Show all that is known of sandboxes, as JSON.",
-    "explain": "Tell when a sandbox will end and why, or why it did.",
-    "events": "Tell what happened to all sandboxes.",
-    "wait": "Wait until sandboxes have ended.",
-    "stop": "Stop sandboxes.",
-    "start": "Start sandboxes that were stopped.",
-    "pause": "Pause sandboxes.",
-    "unpause": "Let paused sandboxes go on.",
-    "snapshot": "Keep the files of a sandbox, to make others of them or to go back.",
-    "restore": "Put the files of a sandbox back to a snapshot.",
-    "fork": "Make another sandbox with the files that this one has now.",
-    "rm": "End sandboxes and remove all of them.",
-    "volume": "List and remove volumes: the data of sandboxes, and the caches of projects.",
-    "cache": "List and remove the caches that the sandboxes of a project share.",
-    "prune": "Forget the sandboxes that have ended.",
-    "reconcile": "Compare the registry with the host and repair the difference.",
-    "pool": "Keep sandboxes warm, so that `run --pool` and `create --pool` need not boot one.",
-    "fleet": "Start many sandboxes in phases from one file, and see and command them as one.",
-    "image": "Build, import, list and remove the images that boxes are made of.",
-    "docker-env": "Print the address of the Docker in a project's machine, for the docker command.",
-    "mcp": "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools.",
-    "doctor": "Tell what works on this machine, and how to get the rest.",
-    "check": "Run the conformance suite against a provider on this machine.",
-    "config": "Show every setting and where it came from.",
-    "version": "Show the version.",
-    "completion": "Print the completion script for a shell.",
+    "run": ("run", "Run a command in a new sandbox."),
+    "create": ("run", "Make a sandbox that lives until it is removed or its time is over."),
+    "ps": ("ps", "List the sandboxes."),
+    "exec": ("exec", "Run a command in a sandbox."),
+    "attach": ("exec", "Join a background process, or a shell of the sandbox."),
+    "port": ("port", "Open ports of a sandbox on this machine, until Ctrl-C."),
+    "network": ("network", "Show and change what sandboxes may reach."),
+    "cp": ("cp", "Copy files and folders into a sandbox or out of it."),
+    "logs": ("logs", "Show the output of the service, of background processes, or of the box itself."),
+    "top": ("exec", "List the processes that were started in a sandbox."),
+    "kill": ("exec", "Send a signal to a background process, or to all of a sandbox."),
+    "stats": ("ps", "Show what sandboxes use, live."),
+    "inspect": ("ps", "Show all that is known of sandboxes, as JSON."),
+    "explain": ("ps", "Tell when a sandbox will end and why, or why it did."),
+    "events": ("ps", "Tell what happened to all sandboxes."),
+    "ledger": ("ledger", "Show, verify and export all that was done, in lines that nobody can change unseen."),
+    "wait": ("state", "Wait until sandboxes have ended."),
+    "stop": ("state", "Stop sandboxes."),
+    "start": ("state", "Start sandboxes that were stopped."),
+    "pause": ("state", "Pause sandboxes."),
+    "unpause": ("state", "Let paused sandboxes go on."),
+    "snapshot": ("snapshot", "Keep the files of a sandbox, to make others of them or to go back."),
+    "restore": ("snapshot", "Put the files of a sandbox back to a snapshot."),
+    "fork": ("snapshot", "Make another sandbox with the files that this one has now."),
+    "rm": ("state", "End sandboxes and remove all of them."),
+    "volume": ("volume", "List and remove volumes: the data of sandboxes, and the caches of projects."),
+    "cache": ("volume", "List and remove the caches that the sandboxes of a project share."),
+    "prune": ("state", "Forget the sandboxes that have ended."),
+    "reconcile": ("state", "Compare the registry with the host and repair the difference."),
+    "pool": ("pool", "Keep sandboxes warm, so that `run --pool` and `create --pool` need not boot one."),
+    "fleet": ("fleet", "Start many sandboxes in phases from one file, and see and command them as one."),
+    "image": ("image", "Build, import, list and remove the images that boxes are made of."),
+    "docker-env": ("port", "Print the address of the Docker in a project's machine, for the docker command."),
+    "mcp": ("mcp", "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools."),
+    "doctor": ("doctor", "Tell what works on this machine, and how to get the rest."),
+    "check": ("doctor", "Run the conformance suite against a provider on this machine."),
+    "config": ("about", "Show every setting and where it came from."),
+    "version": ("about", "Show the version."),
+    "completion": ("about", "Print the completion script for a shell."),
 }
+"""Module of this package and help of each command; the command is the function of its name in there, with _ for -."""
 
 
 class _LazyGroup(click.Group):
@@ -61,11 +68,12 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name.replace('-', '_')}").command
+        module = importlib.import_module(f"{__name__}.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def invoke(self, ctx: click.Context) -> int:
-        """The exit code; a reader of our output that has gone is told here, since click would make it a failure."""
+        """Run the command and give its exit code; handle a broken pipe here, since click would make it a failure."""
         try:
             code: int | None = super().invoke(ctx)
             if sys.stdout is not None:
@@ -78,25 +86,27 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="skerry %(version)s")
-def cli() -> None:
+@click.option("-v", "--verbose", count=True, help="Log to stderr what is done; -vv logs the details too.")
+def cli(verbose: int) -> None:
     """Isolated machines for untrusted code, in one command."""
 
 
 def main() -> None:
-    """What the `skerry` program does."""
+    """Entry point of the `skerry` program."""
     _open_missing_streams()
+    users.allow_many_files()  # each sandbox that is spoken with takes some; boxes have limits of their own
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what the user's character set lacks is a ?, and no failure
     sys.exit(invoke(sys.argv[1:]))
 
 
 def invoke(args: Sequence[str]) -> int:
-    """Run one command line and give its exit code; every error becomes a message and a code here."""
+    """Run one command line and give its exit code; turn every error into a message and a code."""
     wants_json: list[bool] = []
     try:
         code: int = cli.main(args, prog_name="skerry", standalone_mode=False, obj=wants_json)

@@ -11,62 +11,56 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from skerry.cli.options import refuse_if
 from skerry.cli.output import spinner
-from skerry.cli.pipes import write_all
-from skerry.cli.terminal import STDIN
+from skerry.cli.registry import with_sandbox
+from skerry.cli.terminal import STDIN, write_all
+from skerry.errors import FileError, PathNotFound, SkerryError, TooLarge
+from skerry.units import parse_size
 
 if TYPE_CHECKING:
-    from skerry.sandbox import AsyncSandbox
+    from skerry.sandbox.sandbox import AsyncSandbox
 
 _HERE = ("", ".", "..")
+_HEADERS = 16 << 20
 _PATH = click.Path()  # so that a shell completes files
-
-
-class Place(NamedTuple):
-    """A path, in a sandbox or here."""
-
-    sandbox: str | None
-    path: str
-
-    @classmethod
-    def parse(cls, text: str) -> Place:
-        """`SANDBOX:PATH`; what has no colon, or begins with `/` or `.`, is here."""
-        sandbox, colon, path = text.partition(":")
-        if not colon or text.startswith((".", "/")):
-            return cls(None, text)
-        return cls(sandbox, path or ".")
 
 
 @click.command()
 @click.argument("source", type=_PATH)
 @click.argument("target", type=_PATH)
-def command(source: str, target: str) -> None:
+@click.option("--max-size", metavar="SIZE", help="The most that may come out (default: what the sandbox may hold).")
+def cp(source: str, target: str, max_size: str | None) -> None:
     """Copy files and folders into a sandbox or out of it.
 
     One of SOURCE and TARGET is SANDBOX:PATH, the other a path here. A folder that is there gets the copy inside;
     SOURCE/. means what is in a folder. `-` is standard input or output: a file's content, or a tar stream of a folder.
     """
-    origin, goal = Place.parse(source), Place.parse(target)
-    if (origin.sandbox is None) == (goal.sandbox is None):
-        raise click.UsageError("one of the two must be SANDBOX:PATH", click.get_current_context())
-    from skerry.cli.registry import with_sandbox
+    (giver, origin), (taker, goal) = _parse(source), _parse(target)
+    refuse_if((giver is None) == (taker is None), "one of the two must be SANDBOX:PATH")
+    most = None if max_size is None else parse_size(max_size, "--max-size")
 
     async def copy(sandbox: AsyncSandbox) -> None:
         async with spinner(f"copying {source} to {target}"):
-            if origin.sandbox is None:
-                await _into(sandbox, origin.path, goal.path)
+            if giver is None:
+                await _into(sandbox, origin, goal)
             else:
-                await _out_of(sandbox, origin.path, goal.path)
-
-    from skerry.errors import FileError, SkerryError
+                await _out_of(sandbox, origin, goal, most)
 
     try:
-        with_sandbox(origin.sandbox or goal.sandbox or "", copy)
+        with_sandbox(giver or taker or "", copy)
     except (SkerryError, BrokenPipeError):
         raise
     except OSError as error:
-        here = error.filename or origin.path if origin.sandbox is None else goal.path
+        here = error.filename or origin if giver is None else goal
         raise FileError(f"{os.fsdecode(here)}: {error.strerror}") from None
+
+
+def _parse(text: str) -> tuple[str | None, str]:
+    """Sandbox and path of `SANDBOX:PATH`; what has no colon, or begins with `/` or `.`, is a path here."""
+    sandbox, colon, path = text.partition(":")
+    is_here = not colon or text.startswith((".", "/"))
+    return (None, text) if is_here else (sandbox, path or ".")
 
 
 async def _into(sandbox: AsyncSandbox, local: str, remote: str) -> None:
@@ -83,19 +77,29 @@ async def _into(sandbox: AsyncSandbox, local: str, remote: str) -> None:
     await sandbox.files.upload(local, posixpath.join(remote, name) if inside else remote)
 
 
-async def _out_of(sandbox: AsyncSandbox, remote: str, local: str) -> None:
+async def _out_of(sandbox: AsyncSandbox, remote: str, local: str, most: int | None) -> None:
     if local == "-":
-        is_folder = await _is_folder(sandbox, remote)
-        async for chunk in sandbox.files.read_tar(remote) if is_folder else sandbox.files.iter_chunks(remote):
-            await write_all(1, chunk)
+        await _to_standard_output(sandbox, remote, most)
         return
     name = posixpath.basename(remote.rstrip("/"))
     inside = os.path.isdir(local) and name not in _HERE
-    await sandbox.files.download(remote, os.path.join(local, name) if inside else local)
+    await sandbox.files.download(remote, os.path.join(local, name) if inside else local, max_bytes=most)
+
+
+async def _to_standard_output(sandbox: AsyncSandbox, remote: str, most: int | None) -> None:
+    """Write a file, or a folder as a tar. Raises TooLarge if it is larger than it may be."""
+    is_folder = await _is_folder(sandbox, remote)
+    bound, too_much = sandbox.files._bound(remote, most)
+    left = 2 * bound + _HEADERS if is_folder else bound  # a tar has some more than the content of its files
+    async for chunk in sandbox.files.read_tar(remote) if is_folder else sandbox.files.iter_chunks(remote):
+        left -= len(chunk)
+        if left < 0:
+            raise TooLarge(too_much)
+        await write_all(1, chunk)
 
 
 class _Input(NamedTuple):
-    """Standard input, until the other file has ended."""
+    """Standard input, until the file `ended` is closed."""
 
     ended: int
 
@@ -106,7 +110,7 @@ class _Input(NamedTuple):
 
 @contextmanager
 def _standard_input() -> Iterator[_Input]:
-    """Standard input for a thread, which is let go at the end: one that waits for a key would outlast Ctrl-C."""
+    """Give standard input to a thread, and free it at the end: one that waits for a key would outlast Ctrl-C."""
     ended, end = os.pipe()  # the reading side stays open: the thread may still look at it
     try:
         yield _Input(ended)
@@ -115,8 +119,6 @@ def _standard_input() -> Iterator[_Input]:
 
 
 async def _is_folder(sandbox: AsyncSandbox, path: str) -> bool:
-    from skerry.errors import PathNotFound
-
     try:
         return (await sandbox.files.stat(path)).is_dir
     except PathNotFound:

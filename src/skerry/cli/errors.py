@@ -1,13 +1,10 @@
-"""Errors on the command line: the exit code of each, and how it is told."""
+"""Errors on the command line: exit codes and messages."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Mapping
 
 import click
@@ -19,50 +16,29 @@ OURS = 125
 TIMED_OUT = 124
 NOT_FOUND = 127
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-INTERRUPTED = 128 + signal.SIGINT
-BROKEN_PIPE = 128 + signal.SIGPIPE
+INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 # 124, 126 and 127 speak of the command, so what failed on our side is 125, also when it was a deadline of ours.
-EXIT_CODES: Mapping[str, int] = {
-    "error": OURS,
-    "invalid_spec": OURS,
-    "invalid_fleet": OURS,
-    "config_error": OURS,
-    "unsupported": OURS,
-    "not_found": OURS,
-    "image_not_found": OURS,
-    "wrong_state": OURS,
-    "conflict": OURS,
-    "limit_reached": OURS,
-    "provider_error": OURS,
-    "provider_unavailable": OURS,
-    "create_failed": OURS,
-    "agent_error": OURS,
-    "agent_unreachable": OURS,
-    "agent_protocol": OURS,
-    "call_timeout": OURS,
-    "call_interrupted": OURS,
-    "interpreter_not_found": NOT_FOUND,
-    "store_error": OURS,
-    "store_unavailable": OURS,
-    "store_full": OURS,
-    "store_read_only": OURS,
-    "store_corrupt": OURS,
-    "store_too_new": OURS,
-    "file_error": OURS,
-    "path_not_found": OURS,
-    "path_exists": OURS,
-    "path_denied": OURS,
-    "path_invalid": OURS,
-    "disk_full": OURS,
-}
+_FAILURES = (
+    "error", "invalid_spec", "invalid_fleet", "user_not_found", "arguments_too_long", "config_error", "unsupported",
+    "not_found", "image_not_found", "wrong_state", "conflict", "port_taken", "limit_reached", "too_large",
+    "provider_error", "provider_unavailable", "create_failed", "agent_error", "agent_unreachable", "sandbox_gone",
+    "agent_protocol", "call_timeout", "call_interrupted", "store_error", "store_unavailable", "store_full",
+    "store_read_only", "store_corrupt", "store_too_new", "ledger_error", "ledger_full", "file_error", "path_not_found",
+    "path_exists", "path_denied", "path_read_only", "path_invalid", "path_is_folder", "path_not_folder",
+    "path_not_empty", "path_not_file", "path_too_long", "disk_full", "gate_unavailable",
+)  # fmt: skip
+EXIT_CODES: Mapping[str, int] = {**dict.fromkeys(_FAILURES, OURS), "interpreter_not_found": NOT_FOUND}
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
-    """Tell the user what went wrong and give the exit code."""
+    """Print an error and give its exit code."""
+    import asyncio
+
     match error:
         case SkerryError():
-            _tell(error.code, error.message, as_json, retryable=error.retryable)
+            _print(error.code, error.message, as_json, retryable=error.retryable)
             return EXIT_CODES[error.code]
         case click.exceptions.NoArgsIsHelpError():
             error.show()
@@ -70,7 +46,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
         case click.ClickException():
             usage = getattr(error, "ctx", None)
             hint = f" (see `{usage.command_path} --help`)" if usage is not None else ""
-            _tell("usage", error.format_message() + hint, as_json)
+            _print("usage", error.format_message() + hint, as_json)
             return OURS
         case SystemExit():
             return error.code if isinstance(error.code, int) else OURS
@@ -93,15 +69,17 @@ def _report_unexpected(error: BaseException, as_json: bool) -> int:
     from skerry.config import variable
 
     if variable("SKERRY_DEBUG"):
+        import traceback
+
         traceback.print_exception(error)
         hint = "please report it with the trace above"
     else:
         hint = "this is a bug; set SKERRY_DEBUG=1 to see where it happened"
-    _tell("internal", f"{type(error).__name__}: {error}; {hint}", as_json)
+    _print("internal", f"{type(error).__name__}: {error}; {hint}", as_json)
     return OURS
 
 
-def _tell(code: str, message: str, as_json: bool, *, retryable: bool = False) -> None:
+def _print(code: str, message: str, as_json: bool, *, retryable: bool = False) -> None:
     if as_json:
         print_json({"error": {"code": code, "message": message, "retryable": retryable}})
     else:
@@ -109,5 +87,5 @@ def _tell(code: str, message: str, as_json: bool, *, retryable: bool = False) ->
 
 
 def _drop_stdout() -> None:
-    """Whoever read our output has gone: what Python still holds for it goes nowhere."""
+    """Send the rest of our output nowhere, as its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno() if sys.stdout else 1)

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+import asyncio
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from skerry.cli.fleet_choice import (
-    Choice,
-    changed,
-    choose,
-    file_argument,
-    file_option,
-    fleet_options,
-    load,
-    path_of,
-    phase_names,
-    provider_option,
-    scales,
-    targets,
-    tell_problems,
-)
-from skerry.cli.fleet_tables import print_fleets, print_gone, print_plan, show_status
-from skerry.cli.options import duration, environment
-from skerry.cli.output import echo, json_option, print_json
+from skerry.cli import fleet_choice, output
+from skerry.cli.errors import OURS
+from skerry.cli.fleet_choice import Choice, choose, file_argument, fleet_options, provider_option
+from skerry.cli.options import duration, grace_option, load_config, process_options, refuse_if
+from skerry.cli.output import SHORT_ID, age, echo, json_option, print_json, print_one, print_table, to_data
+from skerry.cli.registry import with_manager
+from skerry.errors import InvalidFleet
 
 if TYPE_CHECKING:
     from skerry.fleet.fleet import AsyncFleet
-    from skerry.manager import AsyncSandboxManager
-    from skerry.records import Record
+    from skerry.fleet.model import FleetSpec
+    from skerry.fleet.plan import Plan
+    from skerry.fleet.status import MemberStatus
+    from skerry.manager.manager import AsyncSandboxManager
+    from skerry.model.records import Record
 
 T = TypeVar("T")
+_STATUS: tuple[str, ...] = ("MEMBER", "ID", "STATE", "IP", "UPTIME", "CPU", "MEMORY", "ERROR")
+_FLEETS = ("FLEET", "PROJECT", "PHASES", "READY", "AGE")
+_STATUS_EVERY_S = 1.0
+_CHANGES = {"create": ("+", "green"), "replace": ("~", "yellow"), "start": (">", "cyan"), "destroy": ("-", "red")}
+"""Sign and colour of each kind of change."""
 _DIGITS = 10
 
 
 @click.group()
-def command() -> None:
+def fleet() -> None:
     """Start many sandboxes in phases from one file, and see and command them as one."""
 
 
-@command.command()
+@fleet.command()
 @file_argument
 @json_option
 def validate(file: str | None, given: str | None, as_json: bool) -> int:
@@ -48,228 +49,272 @@ def validate(file: str | None, given: str | None, as_json: bool) -> int:
 
     Each mistake is a line `path:line:column: message` on stderr.
     """
-    from skerry.cli.errors import OURS
-    from skerry.errors import InvalidFleet
     from skerry.fleet.load import load
 
-    path = path_of(file, given)
+    path = fleet_choice.path_of(file, given)
     try:
-        spec = load(path)
+        settings = load_config()
+        spec = load(path, provider=settings.provider, asks_providers=True, sets=settings.network.sets)
     except InvalidFleet as error:
         if not as_json:
-            return tell_problems(error)
+            return fleet_choice.print_problems(error)
         print_json({"path": path, "ok": False, "problems": [each._asdict() for each in error.problems]})
         return OURS
     phases, members = len(spec.phases), sum(phase.count for phase in spec.phases)
-    if as_json:
-        print_json({"path": path, "ok": True, "fleet": spec.name, "phases": phases, "members": members, "problems": []})
-    else:
-        echo(f"{path}: fleet {spec.name}, {phases} phases, {members} members")
+    found = {"path": path, "ok": True, "fleet": spec.name, "phases": phases, "members": members, "problems": []}
+    print_one(as_json, found, f"{path}: fleet {spec.name}, {phases} phases, {members} members")
     return 0
 
 
-@command.command()
+@fleet.command()
 @file_argument
 @provider_option
 @json_option
 def plan(file: str | None, given: str | None, provider: str | None, as_json: bool) -> None:
     """Show what waits for what, and what `up` would change. Changes nothing."""
-    spec = changed(load(path_of(file, given)), provider)
+    spec = fleet_choice.load(file, given, provider=provider)
     found = _with_fleet(Choice(spec.name, spec.project, spec), lambda fleet, _: fleet.plan())
     if as_json:
-        import msgspec
-
-        print_json({"fleet": spec.name, **msgspec.to_builtins(found), "changed": not found.is_empty})
+        print_json({"fleet": spec.name, **to_data(found), "changed": not found.is_empty})
     else:
-        print_plan(spec, found)
+        _print_plan(spec, found)
 
 
-@command.command(epilog="Exit codes: 0 all is ready, 125 some is not, 130 Ctrl-C.")
+def _print_plan(spec: FleetSpec, plan: Plan) -> None:
+    """Print the graph of phases and the changes."""
+    from skerry.fleet.plan import Kind, graph_lines
+
+    echo(*graph_lines(spec), "")
+    for change in plan.changes:
+        if change.kind is not Kind.KEEP:
+            sign, colour = _CHANGES[change.kind]
+            why = "" if change.id is None else f": {change.kind}, {change.why}"
+            echo(click.style(f"{sign} {change.name}{why}", fg=colour))
+    if plan.is_empty:
+        echo("nothing to do: all is as the file says")
+    else:
+        echo(", ".join(f"{count} to {kind}" for kind, count in plan.counts().items() if count))
+
+
+@fleet.command(epilog="Exit codes: 0 all is ready, 125 some is not, 130 Ctrl-C.")
 @file_argument
 @provider_option
 @click.option("--timeout", metavar="TIME", help="For all of it, e.g. 5m; instead of the file's.")
 @click.option("--max-parallel", type=click.IntRange(min=1), metavar="N", help="How many start at once.")
 @json_option
-def up(
-    file: str | None,
-    given: str | None,
-    provider: str | None,
-    timeout: str | None,
-    max_parallel: int | None,
-    as_json: bool,
-) -> int:
+def up(timeout: str | None, as_json: bool, **options: Any) -> int:
     """Make a fleet what its file says.
 
     Starts what is missing in the order of dependencies, replaces what changed, removes what is gone, and touches
     nothing else. Ctrl-C takes back what is not ready yet.
     """
-    spec = changed(load(path_of(file, given)), provider, duration(timeout, "--timeout"), max_parallel)
-    from skerry import config
+    spec = fleet_choice.load(**options, timeout_s=duration(timeout, "--timeout"))
     from skerry.cli.fleet_up import bring_up
 
     phases = [phase.name for phase in spec.phases]
-    return bring_up(config.load(), spec, phases, lambda fleet, on_event: fleet.up(on_event=on_event), as_json)
+    return bring_up(spec, phases, lambda fleet, on_event: fleet.up(on_event=on_event), as_json)
 
 
-@command.command()
+@fleet.command()
 @fleet_options
 @click.option("-w", "--watch", is_flag=True, help="Every second, until Ctrl-C.")
 @json_option
-def status(file: str | None, fleet: str | None, project: str | None, watch: bool, as_json: bool) -> None:
+def status(watch: bool, as_json: bool, **options: Any) -> None:
     """Show how each member is.
 
     With --json, one object with the members by name; with -w too, one such line a second.
     """
-    _with_fleet(choose(file, fleet, project), lambda opened, _: show_status(opened, watch, as_json))
+    _with_fleet(choose(options), lambda opened, _: _show_status(opened, watch, as_json))
 
 
-@command.command(
+async def _show_status(fleet: AsyncFleet, watch: bool, as_json: bool) -> None:
+    """Print the members, with `watch` every second."""
+    while True:
+        members = await fleet.status()
+        if as_json:
+            (output.print_json_line if watch else print_json)(to_data(members))
+        else:
+            _print_status(list(members.values()), watch and output.clear_screen())
+        if not watch:
+            return
+        await asyncio.sleep(_STATUS_EVERY_S)
+
+
+def _print_status(members: Sequence[MemberStatus], redraw: bool) -> None:
+    """Redraw no more rows than the terminal has lines for, or the header would be out of sight."""
+    rows, header = [_status_row(member) for member in members], _STATUS
+    addresses = [",".join(f"{at}->{port}" for port, at in member.addresses.items()) for member in members]
+    reach = [",".join(member.reach) for member in members]
+    for name, cells in (("ADDRESSES", addresses), ("REACH", reach)):
+        if any(cells):
+            rows, header = [(*row, cell) for row, cell in zip(rows, cells, strict=True)], (*header, name)
+    room = max(1, os.get_terminal_size(sys.stdout.fileno()).lines - 3) if redraw else len(rows)
+    shown = rows if len(rows) <= room + 1 else rows[:room]
+    print_table(header, shown)
+    if len(shown) < len(rows):
+        echo(f"... and {len(rows) - len(shown)} more")
+
+
+def _status_row(member: MemberStatus) -> tuple[str, ...]:
+    agent = member.agent
+    measured = ("-", "-", "-")
+    if agent is not None:
+        measured = (output.format_span(agent.uptime_s), f"{agent.cpu_percent:.1f}%", f"{agent.memory_mb:.1f}M")
+    return (member.name, member.id[:SHORT_ID], member.state, member.ip, *measured, member.error)
+
+
+@fleet.command(
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: the highest of the members' own, where 125 is one that was not reached.",
 )
 @fleet_options
-@click.option("-e", "--env", multiple=True, metavar="K=V|K", help="A variable, or one of yours by its name.")
-@click.option("-w", "--workdir", "cwd", metavar="DIR", help="The folder in the box to start in.")
-@click.option("-u", "--user", metavar="USER", help="A user name, UID or UID:GID of the box.")
+@process_options
 @click.option("-d", "--detach", is_flag=True, help="Start it in the background, for `fleet logs` to show.")
 @click.option("--timeout", metavar="TIME", help="End the command after this, e.g. 30s.")
 @click.option("--max-parallel", type=click.IntRange(min=1), default=128, metavar="N", help="How many run it at once.")
 @json_option
-@click.argument("target", shell_complete=targets)
+@click.argument("target", shell_complete=fleet_choice.targets)
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def exec(
-    file: str | None,
-    fleet: str | None,
-    project: str | None,
-    target: str,
-    argv: tuple[str, ...],
-    env: tuple[str, ...],
-    cwd: str | None,
-    user: str | None,
-    detach: bool,
-    timeout: str | None,
-    max_parallel: int,
-    as_json: bool,
-) -> int:
+def exec(target: str, argv: tuple[str, ...], max_parallel: int, as_json: bool, **options: Any) -> int:
     """Run a command in many members at once.
 
     TARGET is `all`, a phase, a member, or those with a label: KEY=VALUE. Each line bears the name of who said it. With
     --json, one line for each member when it ends.
     """
     argv = argv[1:] if argv[0] == "--" else argv
-    if not argv:
-        raise click.UsageError("no command: write it after --", click.get_current_context())
-    choice = choose(file, fleet, project)
-    from skerry.cli.fleet_exec import run_on
-    from skerry.cli.running import Job
+    refuse_if(not argv, "no command: write it after --")
+    choice = choose(options)
+    from skerry.cli.fleet_exec import run_in_members
+    from skerry.cli.job import make_job
 
-    job = Job(
-        argv=argv,
-        timeout_s=duration(timeout, "--timeout"),
-        as_json=as_json,
-        env=environment(env),
-        cwd=cwd,
-        user=user,
-        background=detach,
-    )
-
-    async def work(opened: AsyncFleet, manager: AsyncSandboxManager) -> int:
-        return await run_on(manager, await _members(opened, target), job, max_parallel)
-
-    return _with_fleet(choice, work)
+    job = make_job(argv, as_json, **options)
+    return _with_fleet(choice, lambda opened, manager: run_in_members(manager, opened, target, job, max_parallel))
 
 
-@command.command()
+@fleet.command()
 @fleet_options
 @click.option("--follow", is_flag=True, help="Go on until they end.")
 @json_option
-@click.argument("target", default="all", metavar="[TARGET]", shell_complete=targets)
-def logs(file: str | None, fleet: str | None, project: str | None, target: str, follow: bool, as_json: bool) -> int:
+@click.argument("target", default="all", metavar="[TARGET]", shell_complete=fleet_choice.targets)
+def logs(target: str, follow: bool, as_json: bool, **options: Any) -> int:
     """Show the output of the members' background processes.
 
     TARGET is as for `fleet exec`; without one it is that of all. With --json, one line for each process.
     """
-    if follow and as_json:
-        raise click.UsageError("--json and --follow exclude each other", click.get_current_context())
-    choice = choose(file, fleet, project)
-    from skerry.cli.fleet_logs import show_logs
+    refuse_if(follow and as_json, "--json and --follow exclude each other")
+    choice = choose(options)
+    from skerry.cli.fleet_exec import show_logs
 
-    async def work(opened: AsyncFleet, manager: AsyncSandboxManager) -> int:
-        return await show_logs(manager, await _members(opened, target), follow=follow, as_json=as_json)
-
-    return _with_fleet(choice, work)
+    return _with_fleet(choice, lambda opened, manager: show_logs(manager, opened, target, follow, as_json))
 
 
-@command.command()
-@file_option
+@fleet.command()
+@fleet_choice.file_option
 @provider_option
 @json_option
-@click.argument("counts", nargs=-1, required=True, metavar="PHASE=N...", shell_complete=scales)
+@click.argument("counts", nargs=-1, required=True, metavar="PHASE=N...", shell_complete=fleet_choice.scales)
 def scale(file: str | None, provider: str | None, counts: tuple[str, ...], as_json: bool) -> int:
     """Have so many members in these phases.
 
     What is missing is started, those with the highest numbers go. The next `up` goes by the file again.
     """
-    wanted = dict(_count(text) for text in counts)
-    if len(wanted) < len(counts):
-        raise click.UsageError("a phase is named twice", click.get_current_context())
-    spec = changed(load(path_of(file)), provider).scaled(wanted)
-    from skerry import config
+    wanted: dict[str, int] = {}
+    for text in counts:
+        phase, _, number = text.partition("=")
+        refuse_if(not (phase and number.isdecimal() and len(number) < _DIGITS), f"{text!r} is not PHASE=N")
+        wanted[phase] = int(number)
+    refuse_if(len(wanted) < len(counts), "a phase is named twice")
+    spec = fleet_choice.load(file, provider=provider).scaled(wanted)
     from skerry.cli.fleet_up import bring_up
 
-    return bring_up(
-        config.load(), spec, wanted, lambda fleet, on_event: fleet.scale(wanted, on_event=on_event), as_json
-    )
+    return bring_up(spec, wanted, lambda fleet, on_event: fleet.scale(wanted, on_event=on_event), as_json)
 
 
-def _count(text: str) -> tuple[str, int]:
-    phase, _, number = text.partition("=")
-    if not (phase and number.isdecimal() and len(number) < _DIGITS):
-        raise click.UsageError(f"{text!r} is not PHASE=N", click.get_current_context())
-    return phase, int(number)
+@fleet.command("start-phase", epilog="Exit codes: 0 it is ready, 125 it is not, 130 Ctrl-C.")
+@fleet_choice.file_option
+@provider_option
+@json_option
+@click.argument("phase", shell_complete=fleet_choice.phase_names)
+def start_phase(file: str | None, provider: str | None, phase: str, as_json: bool) -> int:
+    """Make one phase what the file says, as `up` does for all.
+
+    The phases that it waits for must be ready.
+    """
+    spec = fleet_choice.load(file, provider=provider)
+    from skerry.cli.fleet_up import bring_up
+
+    return bring_up(spec, [phase], lambda fleet, on_event: fleet.start_phase(phase, on_event=on_event), as_json)
 
 
-@command.command("stop-phase")
+@fleet.command("stop-phase")
 @fleet_options
 @click.option("--volumes", is_flag=True, help="Their data too.")
+@grace_option
 @json_option
-@click.argument("phase", shell_complete=phase_names)
-def stop_phase(
-    file: str | None, fleet: str | None, project: str | None, phase: str, volumes: bool, as_json: bool
-) -> None:
+@click.argument("phase", shell_complete=fleet_choice.phase_names)
+def stop_phase(phase: str, volumes: bool, grace: str | None, as_json: bool, **options: Any) -> None:
     """Remove the members of a phase. What waits for it stays as it is."""
-    choice = choose(file, fleet, project)
-    gone = _with_fleet(choice, lambda opened, _: opened.stop_phase(phase, volumes=volumes), repair=True)
-    print_gone(choice.name, gone, as_json)
+    grace_s = duration(grace, "--grace")
+    _remove(choose(options), as_json, lambda opened: opened.stop_phase(phase, volumes=volumes, grace_s=grace_s))
 
 
-@command.command()
+@fleet.command()
 @fleet_options
 @click.option("--volumes", is_flag=True, help="Their data too.")
+@grace_option
 @json_option
-def down(file: str | None, fleet: str | None, project: str | None, volumes: bool, as_json: bool) -> None:
+def down(volumes: bool, grace: str | None, as_json: bool, **options: Any) -> None:
     """Remove every member, whatever state it is in.
 
-    With --fleet it works without the file. To do it twice is no error.
+    Phases end in the reverse order of their start, the processes of each by themselves within --grace (2s), or by
+    force. With --fleet it works without the file. To do it twice is no error.
     """
-    choice = choose(file, fleet, project)
-    gone = _with_fleet(choice, lambda opened, _: opened.down(volumes=volumes), repair=True)
-    print_gone(choice.name, gone, as_json)
+    grace_s = duration(grace, "--grace")
+    _remove(choose(options), as_json, lambda opened: opened.down(volumes=volumes, grace_s=grace_s))
 
 
-@command.command()
+def _remove(choice: Choice, as_json: bool, act: Callable[[AsyncFleet], Awaitable[Sequence[str]]]) -> None:
+    """Print the members that were removed, as `rm` names sandboxes."""
+    gone = _with_fleet(choice, lambda opened, _: act(opened), repair=True)
+    print_one(as_json, {"fleet": choice.name, "removed": gone}, *gone)
+
+
+@fleet.command()
 @json_option
 def ls(as_json: bool) -> None:
     """List the fleets that have members."""
-    from skerry.cli.registry import with_manager
+    from skerry.fleet.model import FLEET_LABEL
 
-    print_fleets(with_manager(lambda manager: manager.list(), repair=True), as_json)
+    fleets: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in with_manager(lambda manager: manager.list(), repair=True):
+        if FLEET_LABEL in record.spec.labels:
+            fleets[record.spec.labels[FLEET_LABEL], record.spec.project].append(record)
+    found = [_fleet_data(name, project, members) for (name, project), members in sorted(fleets.items())]
+    output.print_list(found, _FLEETS, _fleet_row, as_json=as_json)
+
+
+def _fleet_data(name: str, project: str, members: Sequence[Record]) -> dict[str, Any]:
+    from skerry.fleet.model import PHASE_LABEL
+    from skerry.fleet.status import is_ready
+
+    return {
+        "fleet": name,
+        "project": project,
+        "phases": sorted({record.spec.labels.get(PHASE_LABEL, "") for record in members}),
+        "ready": sum(map(is_ready, members)),
+        "members": len(members),
+        "created_at": min(record.created_at for record in members),
+    }
+
+
+def _fleet_row(fleet: dict[str, Any]) -> tuple[str, ...]:
+    ready = f"{fleet['ready']}/{fleet['members']}"
+    return fleet["fleet"], fleet["project"], ",".join(fleet["phases"]), ready, age(fleet["created_at"])
 
 
 def _with_fleet(
     choice: Choice, work: Callable[[AsyncFleet, AsyncSandboxManager], Awaitable[T]], *, repair: bool = False
 ) -> T:
-    from skerry.cli.registry import with_manager
     from skerry.fleet.fleet import AsyncFleet
 
     async def main(manager: AsyncSandboxManager) -> T:
@@ -278,17 +323,3 @@ def _with_fleet(
         return await work(await AsyncFleet.open(manager, choice.name, choice.project), manager)
 
     return with_manager(main, repair=repair)
-
-
-async def _members(fleet: AsyncFleet, target: str) -> dict[str, Record]:
-    """Those that are meant; none at all is an error, but for a phase that has none."""
-    from skerry.errors import NotFound
-    from skerry.fleet.broadcast import choose
-
-    records = await fleet._roster.records()
-    if not records:
-        raise NotFound(f"fleet {fleet.name!r} has no members; `skerry fleet up` starts them")
-    found = choose(records, target, [phase.name for phase in fleet.spec.phases] if fleet.spec else [], fleet.name)
-    if not found and "=" in target:
-        raise NotFound(f"fleet {fleet.name!r} has no member with the label {target!r}")
-    return found

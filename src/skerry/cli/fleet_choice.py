@@ -1,30 +1,30 @@
-"""Which fleet a command means: that of a file, or one that is up, by its name. And what a shell can complete of it."""
+"""Choice of a fleet: that of a file, or one that is up, by its name; and completion of its parts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from skerry.cli import completion
+from skerry.cli.errors import OURS
+from skerry.cli.options import all_of, live_records, load_config, provider_names, refuse_if
 from skerry.cli.output import printable, say
+from skerry.errors import InvalidFleet, SkerryError
 
 if TYPE_CHECKING:
-    from skerry.errors import InvalidFleet
     from skerry.fleet.model import FleetSpec
-    from skerry.records import Record
 
 FILES = tuple(
     f"{stem}{ending}" for stem in ("fleet", "skerry", "compose", "docker-compose") for ending in (".yaml", ".yml")
 )
-"""What is looked for in the working folder, in this order."""
+"""Files that are looked for in the working folder, in this order."""
 _PATH = click.Path(dir_okay=False)
 
 
 class Choice(NamedTuple):
-    """A fleet; all that only looks, runs commands or removes needs no more of it than the name."""
+    """Fleet of a command; to look at it, run commands or remove it needs only the name."""
 
     name: str
     project: str | None = None
@@ -32,93 +32,72 @@ class Choice(NamedTuple):
     spec: FleetSpec | None = None
 
 
-def file_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """FILE as an argument or with -f; it arrives as `file`."""
-    function = click.argument("given", metavar="[FILE]", required=False, type=_PATH)(function)
-    return file_option(function)
+def fleet_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete names of fleets that have members."""
+    from skerry.fleet.model import FLEET_LABEL
+
+    return _beginning(incomplete, (record.spec.labels.get(FLEET_LABEL) for record in live_records()))
 
 
-def fleet_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """-f FILE or --fleet NAME; they arrive as `file`, `fleet` and `project`."""
-    project = click.option("--project", metavar="NAME", help="With --fleet: its project, if two have one name.")
-    named = click.option(
-        "--fleet", metavar="NAME", shell_complete=fleet_names, help="One that is up, without its file."
-    )
-    return file_option(named(project(function)))
+_FILE_HELP = "What describes the fleet; ./fleet.yaml or ./compose.yaml if nothing is said."
+file_option = click.option("-f", "--file", metavar="FILE", type=_PATH, help=_FILE_HELP)
+provider_option = click.option(
+    "--provider", metavar="NAME", shell_complete=provider_names, help="Instead of those that the file names."
+)
+file_argument = all_of(file_option, click.argument("given", metavar="[FILE]", required=False, type=_PATH))
+"""FILE as an argument or with -f; they arrive as `given` and `file`."""
+fleet_options = all_of(
+    file_option,
+    click.option("--fleet", metavar="NAME", shell_complete=fleet_names, help="One that is up, without its file."),
+    click.option("--project", metavar="NAME", help="With --fleet: its project, if two have one name."),
+)
+"""-f FILE or --fleet NAME; they arrive as keywords for `choose`."""
 
 
-def file_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """-f FILE; it arrives as `file`."""
-    text = "What describes the fleet; ./fleet.yaml or ./compose.yaml if nothing is said."
-    return click.option("-f", "--file", metavar="FILE", type=_PATH, help=text)(function)
-
-
-def provider_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--provider, for `changed`."""
-    text = "Instead of those that the file names."
-    return click.option("--provider", metavar="NAME", shell_complete=completion.provider_names, help=text)(function)
-
-
-def choose(file: str | None, fleet: str | None, project: str | None) -> Choice:
-    """The fleet that those options mean."""
-    if fleet is None and project is not None:
-        raise click.UsageError("--project needs --fleet", click.get_current_context())
+def choose(options: dict[str, Any]) -> Choice:
+    """Take the options of `fleet_options` out, and give their fleet. Raises UsageError."""
+    file, fleet, project = (options.pop(name) for name in ("file", "fleet", "project"))
+    refuse_if(fleet is None and project is not None, "--project needs --fleet")
     if fleet is None:
-        spec = load(path_of(file))
+        spec = load(file)
         return Choice(spec.name, spec.project, spec)
-    if file is not None:
-        raise click.UsageError("--fleet and -f exclude each other", click.get_current_context())
+    refuse_if(file is not None, "--fleet and -f exclude each other")
     return Choice(fleet, project)
 
 
 def path_of(file: str | None, given: str | None = None) -> str:
-    """The file that is meant, however it was named."""
+    """Path of the file, however it was named. Raises UsageError if there is none."""
     ctx = click.get_current_context()
-    if file is not None and given is not None:
-        raise click.UsageError("the file is named twice, as an argument and with -f", ctx)
-    found = file or given or next((name for name in FILES if os.path.isfile(name)), None)
+    refuse_if(file is not None and given is not None, "the file is named twice, as an argument and with -f")
+    found = file or given or next(filter(os.path.isfile, FILES), None)
     if found is None:
         by_name = " Or name a fleet that is up: --fleet NAME" if "fleet" in ctx.params else ""
         raise click.UsageError(f"there is no {FILES[0]} or compose.yaml here: name the file with -f.{by_name}", ctx)
     return found
 
 
-def load(path: str) -> FleetSpec:
-    """The fleet of a file. What is wrong with it is told line by line as compilers do it, and ends the command; with
-    --json the error is for whoever made us."""
-    from skerry import config
-    from skerry.errors import InvalidFleet
+def load(file: str | None, given: str | None = None, provider: str | None = None, **changes: Any) -> FleetSpec:
+    """Load the fleet of a file, with those changes to it that are not None; print its mistakes line by line as
+    compilers do, and end the command. With --json, raises InvalidFleet instead."""
+    from msgspec.structs import replace
+
     from skerry.fleet.load import load
 
     ctx = click.get_current_context()
     try:
-        return load(path, provider=config.load().provider)
+        settings = load_config()
+        spec = load(path_of(file, given), provider=settings.provider, sets=settings.network.sets)
     except InvalidFleet as error:
         if ctx.params.get("as_json"):
             raise
-        raise click.exceptions.Exit(tell_problems(error, by_name="fleet" in ctx.params)) from None
-
-
-def changed(
-    spec: FleetSpec, provider: str | None, timeout_s: float | None = None, max_parallel: int | None = None
-) -> FleetSpec:
-    """The fleet with what the options say in place of what its file says."""
-    from msgspec.structs import replace
-
-    changes: dict[str, Any] = {}
+        raise click.exceptions.Exit(print_problems(error, by_name="fleet" in ctx.params)) from None
     if provider is not None:
         changes["phases"] = tuple(replace(each, spec=replace(each.spec, provider=provider)) for each in spec.phases)
-    if timeout_s is not None:
-        changes["timeout_s"] = timeout_s
-    if max_parallel is not None:
-        changes["max_parallel"] = max_parallel
-    return replace(spec, **changes)
+    return replace(spec, **{name: value for name, value in changes.items() if value is not None})
 
 
-def tell_problems(error: InvalidFleet, *, by_name: bool = False) -> int:
-    """Each mistake on a line of its own, `path:line:column: message`, and the exit code."""
-    from skerry.cli.errors import OURS
-
+def print_problems(error: InvalidFleet, *, by_name: bool = False) -> int:
+    """Print each mistake as `path:line:column: message`, and give the exit code."""
     for line in error.message.split("\n"):
         click.echo(printable(line), err=True)
     if by_name:
@@ -126,32 +105,22 @@ def tell_problems(error: InvalidFleet, *, by_name: bool = False) -> int:
     return OURS
 
 
-# completion
-
-
-def fleet_names(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Fleets that have members, for a shell to complete."""
-    from skerry.fleet.model import FLEET_LABEL
-
-    return _beginning(incomplete, (record.spec.labels.get(FLEET_LABEL) for record in _live_records()))
-
-
 def phase_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """The phases of the fleet that is meant, for a shell to complete."""
+    """Complete the phases of the fleet."""
     return _beginning(incomplete, _phases(_choice(ctx)))
 
 
 def scales(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """`PHASE=` for each phase, for a shell to complete."""
+    """Complete `PHASE=` for each phase."""
     return _beginning(incomplete, (f"{name}=" for name in _phases(_choice(ctx))))
 
 
 def targets(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """`all`, the phases and the members of the fleet that is meant, for a shell to complete."""
+    """Complete `all`, the phases and the members of the fleet."""
     from skerry.fleet.model import ALL, FLEET_LABEL
 
     choice = _choice(ctx)
-    members = [record.name for record in _live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name]
+    members = [record.name for record in live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name]
     return _beginning(incomplete, (ALL, *_phases(choice), *members))
 
 
@@ -160,35 +129,22 @@ def _phases(choice: Choice) -> list[str]:
 
     if choice.spec is not None:
         return [phase.name for phase in choice.spec.phases]
-    of_fleet = (record.spec.labels for record in _live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name)
+    of_fleet = (record.spec.labels for record in live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name)
     return sorted({labels[PHASE_LABEL] for labels in of_fleet if PHASE_LABEL in labels})
 
 
 def _choice(ctx: click.Context) -> Choice:
-    """As `choose`, but nothing is an error while somebody types."""
-    from skerry.errors import SkerryError
+    """Choose as `choose` does, but without errors while somebody types."""
     from skerry.fleet.load import load
 
     if fleet := ctx.params.get("fleet"):
         return Choice(fleet)
-    path = ctx.params.get("file") or next((name for name in FILES if os.path.isfile(name)), None)
+    path = ctx.params.get("file") or next(filter(os.path.isfile, FILES), None)
     try:
         spec = load(path) if path else None
     except SkerryError:
         spec = None
     return Choice("") if spec is None else Choice(spec.name, spec.project, spec)
-
-
-def _live_records() -> list[Record]:
-    """A registry that cannot be read offers none."""
-    import asyncio
-
-    from skerry.errors import SkerryError
-
-    try:
-        return asyncio.run(completion._live_records())
-    except SkerryError:
-        return []
 
 
 def _beginning(incomplete: str, words: Iterable[str | None]) -> list[str]:

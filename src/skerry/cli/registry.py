@@ -1,52 +1,54 @@
-"""The way of a command to the registry: open it, do one thing with each sandbox that is named, tell what failed."""
+"""Access of commands to the registry: open it, act on each sandbox that is named, print what failed."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from skerry.cli.errors import OURS
-from skerry.cli.output import echo, print_json, say, spinner
-from skerry.config import load
+from skerry.cli.options import load_config
+from skerry.cli.output import echo, print_json, print_one, say, spinner, to_data
 from skerry.errors import SkerryError
-from skerry.manager import AsyncSandboxManager
-from skerry.records import Record
-from skerry.sandbox import AsyncSandbox
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    from skerry.config import Config
+    from skerry.manager.manager import AsyncSandboxManager
+    from skerry.model.records import Record
+    from skerry.model.spec import Spec
+    from skerry.sandbox.sandbox import AsyncSandbox
+
+    Work = Callable[[AsyncSandboxManager], Awaitable[T]]
+    Change = Callable[[AsyncSandboxManager, str], Awaitable[None]]
+
+_log = logging.getLogger("skerry.cli")
 _AT_ONCE = 32
 
 
 class Result(NamedTuple):
-    """What came of one reference among several."""
+    """Outcome for one reference among several."""
 
     reference: str
     value: Any = None
     error: SkerryError | None = None
 
     def as_data(self) -> dict[str, Any]:
-        if self.error is None:
-            return {"reference": self.reference, "ok": True}
-        return {"reference": self.reference, "ok": False, "error": error_data(self.error)}
+        failure = {} if self.error is None else {"error": error_data(self.error)}
+        return {"reference": self.reference, "ok": self.error is None, **failure}
 
 
-def with_manager(
-    work: Callable[[AsyncSandboxManager], Awaitable[T]], *, repair: bool = False, doing: str | None = None
-) -> T:
-    """Open the registry for one piece of work. With `repair`, what a crash left is put right first.
-
-    `doing` is shown meanwhile, if it takes more than a moment.
-    """
+def with_manager(work: Work[T], *, config: Config | None = None, repair: bool = False, doing: str = "") -> T:
+    """Open the registry for one piece of work, and show what we are `doing`; `repair` what a crash left first."""
+    from skerry.manager.manager import AsyncSandboxManager
 
     async def main() -> T:
         async with (
             spinner(doing) if doing else nullcontext(),
-            AsyncSandboxManager(load(), reconcile=repair) as manager,
+            AsyncSandboxManager(config or load_config(), reconcile=repair) as manager,
         ):
             return await work(manager)
 
@@ -54,7 +56,7 @@ def with_manager(
 
 
 def with_sandbox(reference: str, work: Callable[[AsyncSandbox], Awaitable[T]]) -> T:
-    """Do something with one sandbox."""
+    """Open one sandbox for one piece of work."""
 
     async def main() -> T:
         async with open_sandbox(reference) as sandbox:
@@ -65,14 +67,47 @@ def with_sandbox(reference: str, work: Callable[[AsyncSandbox], Awaitable[T]]) -
 
 @asynccontextmanager
 async def open_sandbox(reference: str) -> AsyncIterator[AsyncSandbox]:
-    """A sandbox by its id, the beginning of it, or its name; it lives on after."""
-    async with AsyncSandboxManager(load(), reconcile=False) as manager:
-        yield await manager.get(reference)
+    """Open a sandbox by its id, the beginning of it, or its name; it lives on after. Raises NotFound."""
+    from skerry.manager.manager import AsyncSandboxManager
+
+    async with AsyncSandboxManager(load_config(), reconcile=False) as manager:
+        sandbox = await manager.get(reference)
+        _log.info("sandbox %s is opened as %s", sandbox.id, reference)
+        yield sandbox
 
 
-async def for_each(references: Sequence[str], act: Callable[[str], Awaitable[Any]]) -> list[Result]:
-    """Do it with all of them, several at once; one that fails does not keep the others from it."""
-    room = asyncio.Semaphore(_AT_ONCE)
+async def create_sandbox(
+    manager: AsyncSandboxManager, spec: Spec, *, key: str | None = None, ephemeral: bool = False, pool: bool = False
+) -> AsyncSandbox:
+    """Create a sandbox, or with `pool` claim a warm one, behind a spinner."""
+    async with spinner("starting a sandbox"):
+        if pool:
+            from skerry.pool.claim import claim_or_create
+
+            sandbox = await claim_or_create(manager, spec, ephemeral=ephemeral)
+        else:
+            sandbox = await manager.create(spec, key=key, ephemeral=ephemeral)
+    _log.info("sandbox %s is created by %s", sandbox.id, spec.provider)
+    return sandbox
+
+
+def print_made(
+    make: Work[AsyncSandbox], as_json: bool, *, config: Config | None = None, doing: str = "", name: str | None = None
+) -> None:
+    """Make a sandbox and print its record, or its name, which is its id unless it is known by another."""
+
+    async def main(manager: AsyncSandboxManager) -> Record:
+        return await manager.record((await make(manager)).id)
+
+    record = with_manager(main, config=config, repair=True, doing=doing)
+    print_one(as_json, record_data(record), name or record.id)
+
+
+async def for_each(
+    references: Sequence[str], act: Callable[[str], Awaitable[Any]], at_once: int = _AT_ONCE
+) -> list[Result]:
+    """Act on all of them, several at once; one that fails does not keep the others from it."""
+    room = asyncio.Semaphore(at_once)
 
     async def attempt(reference: str) -> Result:
         async with room:
@@ -86,30 +121,53 @@ async def for_each(references: Sequence[str], act: Callable[[str], Awaitable[Any
     return [task.result() for task in tasks]
 
 
-def change_each(
-    references: Sequence[str], as_json: bool, doing: str, act: Callable[[AsyncSandboxManager, str], Awaitable[None]]
+async def list_each(
+    manager: AsyncSandboxManager,
+    capability: str,
+    provider: str | None,
+    listed: Callable[[str], Awaitable[Sequence[T]]],
+    order: Callable[[T], Any],
+) -> tuple[list[T], list[Result]]:
+    """What `listed` tells of the provider that is named, or of each that has a capability, in order; and those that
+    failed, which hide nothing of the others."""
+    names = [provider] if provider else await manager.providers_with(capability)
+    results = await for_each(names, listed)
+    found = [each for result in results if result.error is None for each in result.value]
+    return sorted(found, key=order), [result for result in results if result.error is not None]
+
+
+def print_listed(
+    listed: tuple[Sequence[T], Sequence[Result]], as_json: bool, show: Callable[[Sequence[T]], None]
 ) -> int:
-    """Change the state of each; those that it worked for are named on stdout."""
+    """Print what providers have, `show` it to people, say which of them failed, and give the exit code."""
+    found, failed = listed
+    if as_json:
+        failures = [{"provider": each.reference, "error": error_data(each.error)} for each in failed if each.error]
+        print_json([*to_data(list(found)), *failures])
+        return OURS if failed else 0
+    show(found)
+    return print_failures(failed)
 
-    async def work(manager: AsyncSandboxManager) -> list[Result]:
-        return await for_each(references, lambda each: act(manager, each))
 
-    return tell_each(with_manager(work, repair=True, doing=doing), as_json)
+def change_each(references: Sequence[str], as_json: bool, doing: str, act: Change, *, repair: bool = False) -> int:
+    """Change or remove each, print the results and give the exit code."""
+    results = with_manager(
+        lambda manager: for_each(references, lambda each: act(manager, each)), repair=repair, doing=doing
+    )
+    return print_results(results, as_json)
 
 
-def tell_each(results: Sequence[Result], as_json: bool) -> int:
-    """Name what worked, say what failed, and give the exit code."""
+def print_results(results: Sequence[Result], as_json: bool) -> int:
+    """Print what worked on stdout and what failed on stderr, and give the exit code."""
     if as_json:
         print_json([result.as_data() for result in results])
         return OURS if any(result.error for result in results) else 0
-    for result in results:
-        if result.error is None:
-            echo(result.reference)
-    return tell_failures(results)
+    echo(*(result.reference for result in results if result.error is None))
+    return print_failures(results)
 
 
-def tell_failures(results: Sequence[Result]) -> int:
-    """Say what failed, on stderr, and give the exit code."""
+def print_failures(results: Sequence[Result]) -> int:
+    """Print what failed on stderr, and give the exit code."""
     failed = [result for result in results if result.error is not None]
     for result in failed:
         say(f"{result.reference}: {result.error}")
@@ -121,8 +179,8 @@ def error_data(error: SkerryError) -> dict[str, Any]:
 
 
 def record_data(record: Record) -> dict[str, Any]:
-    """A record as JSON has it."""
-    data: dict[str, Any] = msgspec.to_builtins(record)
+    """Record of a sandbox, for JSON."""
+    data: dict[str, Any] = to_data(record)
     return {
         "id": data.pop("id"),
         "name": record.name,
@@ -130,6 +188,7 @@ def record_data(record: Record) -> dict[str, Any]:
         "provider": record.spec.provider,
         "project": record.spec.project,
         "labels": record.spec.labels,
+        "addresses": {str(port.port): port.address for port in record.spec.ports},
         "ends_at": record.ends_at if record.is_live else None,
         **data,
     }

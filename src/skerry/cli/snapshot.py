@@ -1,28 +1,33 @@
-"""`skerry snapshot`: the files of sandboxes as they once were."""
+"""`skerry snapshot`, `restore` and `fork`: files of sandboxes, kept and used again."""
 
 from __future__ import annotations
 
-import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from skerry.cli.completion import provider_names, references, snapshot_names
-from skerry.cli.output import SHORT_ID, echo, format_span, json_option, print_json, print_table
+from skerry.cli.options import env_option, environment, provider_filter, sandbox_argument, snapshot_names
+from skerry.cli.output import SHORT_ID, age, json_option, print_list, print_one
+from skerry.cli.registry import Result, change_each, list_each, print_listed, print_made, with_manager
+from skerry.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.manager.manager import AsyncSandboxManager
+    from skerry.model.spec import SpecOptions
+    from skerry.providers.base import Snapshot
 
 _HEADER = ("NAME", "SANDBOX", "SIZE", "CREATED")
-_provider_option = click.option(
-    "--provider", metavar="NAME", shell_complete=provider_names, help="Only those of this provider."
-)
 
 
 @click.group()
-def command() -> None:
+def snapshot() -> None:
     """Keep the files of a sandbox, to make others of them or to go back."""
 
 
-@command.command()
-@click.argument("sandbox", metavar="SANDBOX", shell_complete=references)
+@snapshot.command()
+@sandbox_argument
 @click.argument("name", metavar="NAME")
 @json_option
 def create(sandbox: str, name: str, as_json: bool) -> None:
@@ -30,52 +35,66 @@ def create(sandbox: str, name: str, as_json: bool) -> None:
 
     Its volumes and its processes are no part of that. `create --snapshot NAME`, `restore` and `fork` make use of it.
     """
-    import msgspec
-
-    from skerry.cli.registry import with_manager
-
-    snapshot = with_manager(lambda manager: manager.snapshot(sandbox, name), doing="keeping its files")
-    if as_json:
-        print_json(msgspec.to_builtins(snapshot))
-    else:
-        echo(snapshot.name)
+    kept = with_manager(lambda manager: manager.snapshot(sandbox, name), doing="keeping its files")
+    print_one(as_json, kept, kept.name)
 
 
-@command.command()
+@snapshot.command()
 @click.option("-q", "--quiet", is_flag=True, help="Only names.")
-@_provider_option
+@provider_filter
 @json_option
-def ls(quiet: bool, provider: str | None, as_json: bool) -> None:
-    """List the snapshots, the oldest first."""
-    import msgspec
+def ls(quiet: bool, provider: str | None, as_json: bool) -> int:
+    """List the snapshots, the oldest first; a provider that does not answer is told as `skerry volume ls` does."""
 
-    from skerry.cli.registry import with_manager
-    from skerry.units import format_size
+    async def listed(manager: AsyncSandboxManager) -> tuple[list[Snapshot], list[Result]]:
+        return await list_each(manager, "snapshot", provider, manager.snapshots, lambda each: each.created_at)
 
-    snapshots = with_manager(lambda manager: manager.snapshots(provider), doing="asking the providers")
-    if as_json:
-        print_json(msgspec.to_builtins(snapshots))
-    elif quiet:
-        for each in snapshots:
-            echo(each.name)
-    else:
-        now = time.time()
-        rows = [
-            (each.name, each.sandbox[:SHORT_ID], format_size(each.size), f"{format_span(now - each.created_at)} ago")
-            for each in snapshots
-        ]
-        print_table(_HEADER, rows)
+    def show(snapshots: Sequence[Snapshot]) -> None:
+        print_list(snapshots, _HEADER, _row, as_json=False, quiet=quiet, name=lambda each: each.name)
+
+    return print_listed(with_manager(listed, doing="asking the providers"), as_json, show)
 
 
-@command.command()
+def _row(snapshot: Snapshot) -> tuple[str, ...]:
+    size, created = format_size(snapshot.size), f"{age(snapshot.created_at)} ago"
+    return snapshot.name, snapshot.sandbox[:SHORT_ID], size, created
+
+
+@snapshot.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=snapshot_names)
-@_provider_option
+@provider_filter
 @json_option
 def rm(names: tuple[str, ...], provider: str | None, as_json: bool) -> int:
     """Remove snapshots that no sandbox is made of."""
-    from skerry.cli.registry import for_each, tell_each, with_manager
+    return change_each(names, as_json, "removing", lambda manager, name: manager.remove_snapshot(name, provider))
 
-    async def remove(manager: Any) -> Any:
-        return await for_each(names, lambda name: manager.remove_snapshot(name, provider))
 
-    return tell_each(with_manager(remove, doing="removing"), as_json)
+@click.command()
+@sandbox_argument
+@click.argument("snapshot", metavar="SNAPSHOT", shell_complete=snapshot_names)
+@env_option
+@json_option
+def restore(sandbox: str, snapshot: str, env: tuple[str, ...], as_json: bool) -> None:
+    """Put the files of a sandbox back to a snapshot.
+
+    It is made anew under its id, and its volumes are kept. What it changed since in other files is gone, and so is the
+    environment that it was made with, unless it is given again.
+    """
+    given = environment(env)
+    print_made(lambda manager: manager.restore(sandbox, snapshot, given), as_json, doing="restoring", name=sandbox)
+
+
+@click.command()
+@sandbox_argument
+@click.option("--name", metavar="NAME", help="A name for people.")
+@env_option
+@json_option
+def fork(sandbox: str, name: str | None, env: tuple[str, ...], as_json: bool) -> None:
+    """Make another sandbox with the files that this one has now.
+
+    It is like the first in all but its name, its data volume and its environment. Prints its id.
+    """
+    options: SpecOptions = {"env": environment(env)}
+    if name is not None:
+        options["name"] = name
+    print_made(lambda manager: manager.fork(sandbox, **options), as_json, doing="forking")

@@ -1,78 +1,127 @@
-"""`skerry volume`: what outlives a sandbox."""
+"""`skerry volume` and `skerry cache`: data that outlives a sandbox."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from skerry.cli.completion import provider_names, volume_names
-from skerry.cli.output import SHORT_ID, echo, format_span, json_option, print_json, print_table
+from skerry.cli.options import cache_names, project_filter, provider_filter, refuse_if, volume_names
+from skerry.cli.output import SHORT_ID, age, json_option, print_list
+from skerry.cli.registry import Result, change_each, for_each, list_each, print_listed, print_results, with_manager
+from skerry.errors import NotFound
+from skerry.units import format_size
 
 if TYPE_CHECKING:
+    from skerry.manager.manager import AsyncSandboxManager
     from skerry.providers.base import Volume
 
 _HEADER = ("NAME", "KIND", "PROJECT", "OF", "SIZE", "IN USE", "CREATED")
-provider_option = click.option(
-    "--provider", metavar="NAME", shell_complete=provider_names, help="Only those of this provider."
-)
 
 
 @click.group()
-def command() -> None:
+def volume() -> None:
     """List and remove volumes: the data of sandboxes, and the caches of projects."""
 
 
-@command.command()
+@volume.command("ls")
 @click.option("-q", "--quiet", is_flag=True, help="Only names.")
 @click.option("-s", "--size", "sizes", is_flag=True, help="Tell their sizes, which takes longer.")
-@provider_option
+@provider_filter
 @json_option
-def ls(quiet: bool, sizes: bool, provider: str | None, as_json: bool) -> None:
-    """List the volumes."""
-    from skerry.cli.registry import with_manager
+def list_volumes(quiet: bool, sizes: bool, provider: str | None, as_json: bool) -> int:
+    """List the volumes.
 
-    tell(
-        with_manager(lambda manager: manager.volumes(sizes=sizes, provider=provider), doing="asking the providers"),
-        quiet,
-        as_json,
-    )
+    Where a provider does not answer, those of the others are listed, and the exit code is 125; with --json an object
+    with its name and its error comes after them.
+    """
+    listed = with_manager(lambda manager: _volumes(manager, None, provider, sizes=sizes), doing="asking the providers")
+    return _print(listed, quiet, as_json)
 
 
-@command.command()
+@volume.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="VOLUME...", shell_complete=volume_names)
-@provider_option
+@provider_filter
 @json_option
-def rm(names: tuple[str, ...], provider: str | None, as_json: bool) -> int:
+def remove_volumes(names: tuple[str, ...], provider: str | None, as_json: bool) -> int:
     """Remove volumes that no sandbox uses, and all that is in them."""
-    from skerry.cli.registry import for_each, tell_each, with_manager
-
-    async def remove(manager: Any) -> Any:
-        return await for_each(names, lambda name: manager.remove_volume(name, provider))
-
-    return tell_each(with_manager(remove, doing="removing"), as_json)
+    return change_each(names, as_json, "removing", lambda manager, name: manager.remove_volume(name, provider))
 
 
-def tell(volumes: Sequence[Volume], quiet: bool, as_json: bool) -> None:
-    """Volumes as a table, as names, or as JSON."""
-    import msgspec
-
-    if as_json:
-        print_json(msgspec.to_builtins(volumes))
-    elif quiet:
-        for volume in volumes:
-            echo(volume.name)
-    else:
-        now = time.time()
-        print_table(_HEADER, [_row(volume, now) for volume in volumes])
+@click.group()
+def cache() -> None:
+    """List and remove the caches that the sandboxes of a project share."""
 
 
-def _row(volume: Volume, now: float) -> tuple[str, ...]:
-    from skerry.units import format_size
+@cache.command("ls")
+@click.option("-q", "--quiet", is_flag=True, help="Only the names of their volumes.")
+@project_filter
+@provider_filter
+@json_option
+def list_caches(quiet: bool, project: str | None, provider: str | None, as_json: bool) -> int:
+    """List the caches and their sizes; a provider that does not answer is told as `skerry volume ls` does."""
+    listed = with_manager(lambda manager: _caches(manager, project, provider, sizes=not quiet))
+    return _print(listed, quiet, as_json)
 
+
+@cache.command("rm")
+@click.argument("tools", nargs=-1, metavar="[TOOL...]", shell_complete=cache_names)
+@click.option("--all", "every", is_flag=True, help="Those of all tools.")
+@project_filter
+@provider_filter
+@json_option
+def remove_caches(tools: tuple[str, ...], every: bool, project: str | None, provider: str | None, as_json: bool) -> int:
+    """Remove caches that no sandbox uses.
+
+    A TOOL is pip, npm, cargo and the like, or the name of a cache of the project's own. Without --project it is meant
+    in all projects.
+    """
+    refuse_if(bool(tools) == every, "name the tools whose caches shall go, or use --all")
+
+    async def remove(manager: AsyncSandboxManager) -> list[Result]:
+        caches, failed = await _caches(manager, project, provider)
+        known = {each.label for each in caches}
+        missing = [
+            Result(tool, error=NotFound(f"there is no cache of {tool!r}; `skerry cache ls` lists those there are"))
+            for tool in tools
+            if tool not in known
+        ]
+        names = [each.name for each in caches if not tools or each.label in tools]
+        return [*failed, *missing, *await for_each(names, lambda name: manager.remove_volume(name, provider))]
+
+    return print_results(with_manager(remove), as_json)
+
+
+async def _volumes(
+    manager: AsyncSandboxManager, kind: str | None, provider: str | None, *, sizes: bool
+) -> tuple[list[Volume], list[Result]]:
+    """Volumes of all that answer, and the providers that do not."""
+
+    async def of(name: str) -> list[Volume]:
+        return await manager.volumes(kind, sizes=sizes, provider=name)
+
+    return await list_each(manager, "volumes", provider, of, lambda volume: volume.name)
+
+
+async def _caches(
+    manager: AsyncSandboxManager, project: str | None, provider: str | None, *, sizes: bool = False
+) -> tuple[list[Volume], list[Result]]:
+    """Caches of this registry: another one's on the same engine are not ours to remove."""
+    caches, failed = await _volumes(manager, "cache", provider, sizes=sizes)
+    ours = ("", manager.store.instance)
+    return [each for each in caches if each.instance in ours and project in (None, each.project)], failed
+
+
+def _print(listed: tuple[list[Volume], list[Result]], quiet: bool, as_json: bool) -> int:
+    def show(volumes: Sequence[Volume]) -> None:
+        print_list(volumes, _HEADER, _row, as_json=False, quiet=quiet, name=lambda each: each.name)
+
+    return print_listed(listed, as_json, show)
+
+
+def _row(volume: Volume) -> tuple[str, ...]:
     of = volume.label or (volume.sandbox or "")[:SHORT_ID]
     size = "" if volume.size is None else format_size(volume.size)
-    created = "" if volume.created_at is None else f"{format_span(now - volume.created_at)} ago"
+    created = "" if volume.created_at is None else f"{age(volume.created_at)} ago"
     return volume.name, volume.kind, volume.project, of, size, "yes" if volume.in_use else "", created

@@ -5,49 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self, Unpack
 
 from skerry import config
-from skerry.errors import (
-    AgentUnreachable,
-    CallInterrupted,
-    CallTimeout,
-    InvalidFleet,
-    NotFound,
-    Problem,
-    ProviderError,
-    SkerryError,
-    Unsupported,
-    WrongState,
-)
+from skerry.aio import run_to_end
+from skerry.errors import AgentUnreachable, CallInterrupted, CallTimeout, NotFound, ProviderError, WrongState
 from skerry.fleet.broadcast import MemberOutcome, OnOutput, broadcast, choose, run
-from skerry.fleet.events import MemberDestroyed, OnEvent, Teller
+from skerry.fleet.events import MemberDestroyed, Notifier, OnEvent, Report
 from skerry.fleet.load import load
-from skerry.fleet.model import ALL, PHASE_LABEL, FleetSpec, OnFailure, Phase, meant
-from skerry.fleet.plan import Plan, diff
-from skerry.fleet.removing import remove
-from skerry.fleet.report import Report
-from skerry.fleet.roster import Roster
-from skerry.fleet.starting import Start
-from skerry.fleet.status import UNREACHABLE, Looker, MemberStatus, by_phase, is_ready
-from skerry.lifecycle import refuse_unknown, run_to_end
-from skerry.manager import AsyncSandboxManager
-from skerry.processes import ExecOptions
-from skerry.records import Record
-from skerry.results import ExecResult
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId
-from skerry.workspace import for_box
+from skerry.fleet.members import Members, destroy_many
+from skerry.fleet.model import ALL, PHASE_LABEL, FleetSpec, OnFailure, Phase, suggestion
+from skerry.fleet.plan import Plan, diff, ends
+from skerry.fleet.status import UNREACHABLE, MemberStatus, Roster, StatusReader, by_phase, is_ready
+from skerry.fleet.up import Start
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import Record
+from skerry.model.results import ExecResult
+from skerry.model.spec import SandboxId
+from skerry.sandbox.processes import ExecOptions
+from skerry.sandbox.sandbox import AsyncSandbox
 
-_ROUNDS = 20
-"""How often those are looked for that another program made while we destroyed the others."""
+_ROUNDS = 20  # how often those are looked for that another program made while we destroyed the others
 
 
 def load_fleet(path: Path | str, text: str | None = None) -> FleetSpec:
-    """The fleet of a file, or of a text as if it were in that file; where it names no provider, the configuration's."""
-    return load(path, text, provider=config.load().provider)
+    """Load the fleet of a file, or of a text as if it were in that file; the configuration's provider is the default.
+    Raises InvalidFleet."""
+    settings = config.load()
+    return load(path, text, provider=settings.provider, sets=settings.network.sets)
 
 
 class AsyncFleet:
@@ -78,9 +65,13 @@ class AsyncFleet:
         self.spec = spec
         self._manager = manager
         self._roster = Roster(manager, name, project)
-        self._looker = Looker(manager)
+        self._status = StatusReader(manager)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._starts: set[Start] = set()
+
+    async def records(self) -> Mapping[str, Record]:
+        """Records of its live members, by their names."""
+        return await self._roster.records()
 
     # starting
 
@@ -93,7 +84,7 @@ class AsyncFleet:
         or does not answer, remove what is gone. What is as it should be is not touched, so it can be asked again at any
         time, also after a crash in the middle."""
         spec = self._spec()
-        return await self._start(spec, [phase.name for phase in spec.phases], on_event, is_whole=True)
+        return await self._start(spec, spec.phases, on_event, is_whole=True)
 
     async def start_all_phases(self, *, on_event: OnEvent | None = None) -> Report:
         """The same as `up`."""
@@ -103,7 +94,7 @@ class AsyncFleet:
         """Start one phase. Raises WrongState if a phase that it waits for is not ready."""
         spec = self._spec()
         await self._refuse_unready(spec, spec.phase(phase), set())
-        return await self._start(spec, [phase], on_event)
+        return await self._start(spec, [spec.phase(phase)], on_event)
 
     async def scale(
         self, phases: Mapping[str, int] | None = None, /, *, on_event: OnEvent | None = None, **counts: int
@@ -112,40 +103,21 @@ class AsyncFleet:
         for names that are no words of Python."""
         counts = {**(phases or {}), **counts}
         spec = self._spec().scaled(counts)
-        for name in counts:
-            await self._refuse_unready(spec, spec.phase(name), set(counts))
+        scaled = [phase for phase in spec.phases if phase.name in counts]
+        for phase in scaled:
+            await self._refuse_unready(spec, phase, set(counts))
         self.spec = spec
-        return await self._start(spec, list(counts), on_event)
+        return await self._start(spec, scaled, on_event)
 
     async def _start(
-        self, spec: FleetSpec, phases: Sequence[str], on_event: OnEvent | None, *, is_whole: bool = False
+        self, spec: FleetSpec, phases: Sequence[Phase], on_event: OnEvent | None, *, is_whole: bool = False
     ) -> Report:
-        self._refuse_unknown(spec.phase(name) for name in phases)
-        start = Start(self._manager, spec, phases, self._roster, self._locks, Teller(self.name, on_event))
+        start = Start(Members(self._manager, spec), phases, self._roster, self._locks, Notifier(self.name, on_event))
         self._starts.add(start)
         try:
-            await self._look_at_hosts(phases)
             return await start.run(is_whole=is_whole)
         finally:
             self._starts.discard(start)
-
-    def _refuse_unknown(self, phases: Iterable[Phase]) -> None:
-        """Also the last phase's provider is there and knows every field, before the first one starts."""
-        wrong = []
-        for phase in phases:
-            try:
-                refuse_unknown(self._manager.provider(phase.spec.provider), for_box(phase.spec))
-            except (NotFound, Unsupported) as error:
-                wrong.append(Problem(0, 0, f"phase {phase.name!r}: {error}"))
-        if wrong:
-            raise InvalidFleet(wrong)
-
-    async def _look_at_hosts(self, phases: Sequence[str]) -> None:
-        """Boxes may have died unseen: the registry is told before anything is decided by it."""
-        records = (await self._roster.records()).values()
-        for provider in {record.spec.provider for record in records if record.spec.labels[PHASE_LABEL] in phases}:
-            with suppress(SkerryError):  # what cannot be known now is seen when the members are asked
-                await self._manager._repair.provider(provider)
 
     async def _refuse_unready(self, spec: FleetSpec, phase: Phase, started: set[str]) -> None:
         records = await self._roster.records()
@@ -166,20 +138,20 @@ class AsyncFleet:
     async def status(self, *, timeout_s: float = 2.0) -> dict[str, MemberStatus]:
         """How each member is, by name. Every agent is asked at once; one that does not answer within `timeout_s` is
         told as unreachable, and holds up nobody else. Changes nothing."""
-        return await self._looker.look((await self._roster.records()).values(), timeout_s)
+        return await self._status.read((await self._roster.records()).values(), timeout_s)
 
     async def get_container_status(self, name: str, *, timeout_s: float = 2.0) -> MemberStatus:
         """How one member is. Raises NotFound if there is none of that name."""
-        return (await self._looker.look([await self._record(name)], timeout_s))[name]
+        return (await self._status.read([await self._record(name)], timeout_s))[name]
 
     async def member(self, name: str) -> AsyncSandbox:
-        """A member as the sandbox that it is."""
-        return self._manager._handle(await self._record(name))
+        """A member as a sandbox. Raises NotFound."""
+        return self._manager.handles.of(await self._record(name))
 
     async def _record(self, name: str) -> Record:
         records = await self._roster.records()
         if name not in records:
-            raise NotFound(f"fleet {self.name!r} has no member {name!r}{meant(name, records)}")
+            raise NotFound(f"fleet {self.name!r} has no member {name!r}{suggestion(name, records)}")
         return records[name]
 
     # commanding
@@ -222,52 +194,83 @@ class AsyncFleet:
 
     # ending
 
-    async def down(self, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+    async def down(
+        self, *, volumes: bool = False, grace_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Sequence[str]:
         """End every member, also those in the making; a start that runs is given up first. The names of those that were
-        there. Quiet if there are none; if some could not be destroyed, all others are, and it raises."""
-        return await self._end(None, volumes, on_event)
+        there. Quiet if there are none; if some could not be destroyed, all others are, and it raises.
 
-    async def stop_all(self, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+        Phases end in the reverse order of their start; without the file that is told by when they began. Processes get
+        SIGTERM and `grace_s` to end, 2 s if nothing is said; then, or at once if that is 0, they are killed."""
+        return await self._end(None, volumes, grace_s, on_event)
+
+    async def stop_all(
+        self, *, volumes: bool = False, grace_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Sequence[str]:
         """The same as `down`."""
-        return await self._end(None, volumes, on_event)
+        return await self._end(None, volumes, grace_s, on_event)
 
-    async def stop_phase(self, phase: str, *, volumes: bool = False, on_event: OnEvent | None = None) -> Sequence[str]:
+    async def stop_phase(
+        self, phase: str, *, volumes: bool = False, grace_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Sequence[str]:
         """End every member of a phase, as `down` does for all. Phases that wait for it stay as they are."""
         if not by_phase(await self._roster.records(), phase) and self.spec is not None:
             self.spec.phase(phase)
-        return await self._end({phase}, volumes, on_event)
+        return await self._end({phase}, volumes, grace_s, on_event)
 
-    async def _end(self, phases: set[str] | None, volumes: bool, on_event: OnEvent | None) -> Sequence[str]:
+    async def _end(
+        self, phases: set[str] | None, volumes: bool, grace_s: float | None, on_event: OnEvent | None
+    ) -> Sequence[str]:
         for start in self._starts:
             start.stop(phases)
-        teller = Teller(self.name, on_event)
+        ended = phases
+        if ended is None:
+            ended = {record.spec.labels[PHASE_LABEL] for record in (await self._roster.records()).values()}
+            ended |= {phase.name for phase in (self.spec.phases if self.spec is not None else ())}
         async with AsyncExitStack() as stack:
-            for name in sorted(await self._known_phases() if phases is None else phases):
+            for name in sorted(ended):
                 await stack.enter_async_context(self._locks[name])
-            return await self._destroy_all(phases, volumes, teller)
+            return await self._destroy_all(phases, volumes, grace_s, Notifier(self.name, on_event))
 
-    async def _known_phases(self) -> set[str]:
-        there = {record.spec.labels[PHASE_LABEL] for record in (await self._roster.records()).values()}
-        return there | {phase.name for phase in (self.spec.phases if self.spec is not None else ())}
-
-    async def _destroy_all(self, phases: set[str] | None, volumes: bool, teller: Teller) -> Sequence[str]:
-        async def destroy(id: SandboxId) -> None:
-            await self._manager.destroy(id, volumes=volumes)
-
+    async def _destroy_all(
+        self, phases: set[str] | None, volumes: bool, grace_s: float | None, notifier: Notifier
+    ) -> Sequence[str]:
         gone: dict[str, None] = {}
         for _ in range(_ROUNDS):
             records = await self._roster.records()
             left = {n: r for n, r in records.items() if phases is None or r.spec.labels[PHASE_LABEL] in phases}
             if not left:
                 return list(gone)
-            failed = await run_to_end(remove({name: record.id for name, record in left.items()}, destroy))
-            for name, record in left.items():
-                if name not in failed:
-                    gone[name] = None
-                    phase = record.spec.labels[PHASE_LABEL]
-                    teller.tell(MemberDestroyed(phase=phase, member=name, why="it was stopped"))
+            failed: dict[str, str] = {}
+            for wave in ends(self.spec, _began(left.values())):
+                members = {name: record for name, record in left.items() if record.spec.labels[PHASE_LABEL] in wave}
+                failed |= await run_to_end(self._destroy(members, volumes, grace_s))
+                for name, record in members.items():
+                    if name not in failed:
+                        gone[name] = None
+                        phase = record.spec.labels[PHASE_LABEL]
+                        notifier.notify(MemberDestroyed(phase=phase, member=name, why="it was stopped"))
             if failed:
                 name, why = next(iter(failed.items()))
                 rest = f"{len(failed)} of {len(failed) + len(gone)} members could not be destroyed; ask again"
                 raise ProviderError(f"{rest}. {name}: {why}")
         raise WrongState(f"fleet {self.name!r} is started all the time by others; end them, and ask again")
+
+    async def _destroy(self, members: Mapping[str, Record], volumes: bool, grace_s: float | None) -> dict[str, str]:
+        """Ask the processes of all members to end at one moment, then remove the members; why some could not be."""
+
+        async def destroy(id: SandboxId) -> None:
+            await self._manager.destroy(id, volumes=volumes, grace_s=0)
+
+        handles = self._manager.handles
+        await asyncio.gather(*(handles.terminate(record, grace_s) for record in members.values()))
+        return await destroy_many({name: record.id for name, record in members.items()}, destroy)
+
+
+def _began(records: Iterable[Record]) -> dict[str, float]:
+    """When each phase had the first of these members."""
+    began: dict[str, float] = {}
+    for record in records:
+        phase = record.spec.labels[PHASE_LABEL]
+        began[phase] = min(record.created_at, began.get(phase, record.created_at))
+    return began

@@ -1,4 +1,4 @@
-"""What a fleet is: phases of sandboxes that are alike, and what each phase waits for. Frozen, and valid once it exists.
+"""A fleet as data: phases of sandboxes that are alike, and the phases each waits for. Frozen, and valid once it exists.
 
 The registry is the only truth about what there is: a member is a sandbox whose labels name its fleet, phase and index.
 """
@@ -6,45 +6,46 @@ The registry is the only truth about what there is: a member is a sandbox whose 
 from __future__ import annotations
 
 import difflib
+import graphlib
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import msgspec
 
 from skerry.errors import InvalidFleet, InvalidSpec, NotFound, Problem
-from skerry.fleet.graph import cycles
-from skerry.spec import Spec
+from skerry.model.records import ASIDE as ASIDE
+from skerry.model.records import ASIDE_LABEL as ASIDE_LABEL
+from skerry.model.records import FLEET_LABEL as FLEET_LABEL
+from skerry.model.records import INDEX_LABEL as INDEX_LABEL
+from skerry.model.records import PHASE_LABEL as PHASE_LABEL
+from skerry.model.records import SETUP_LABEL as SETUP_LABEL
+from skerry.model.records import member_stem
+from skerry.model.spec import Port, Spec
 
-FLEET_LABEL = "skerry.fleet"
-PHASE_LABEL = "skerry.phase"
-INDEX_LABEL = "skerry.index"
 VERSION_LABEL = "skerry.version"
-SETUP_LABEL = "skerry.setup"
 PENDING = "pending"
-"""What the label `skerry.setup` says until files, setup commands and health check are done; then it goes."""
+"""Value of the label `skerry.setup` until files, setup commands and health check are done; then it goes."""
 
-ALL = "all"
-"""The target that means every member, so no phase can have this name."""
+ALL = "all"  # the target that means every member, so no phase can have this name
 MAX_PER_PHASE = 100
 MAX_PARALLEL = 16
 VARIABLES = ("SKERRY_FLEET", "SKERRY_PHASE", "SKERRY_INDEX", "SKERRY_COUNT", "SKERRY_PEERS")
-"""What every member is told in its environment."""
+"""Variables in the environment of every member."""
 
-_FLEET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_PHASE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}")  # `agent-`, the phase, `-` and an index fit into 63
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _MOST_PER_PHASE = 1000  # their names fit into SKERRY_PEERS
 _MAX_CIRCLES = 20  # more to mend than anyone reads at once
 _MAX_PHASES = 500
 _LONGEST_S = 7 * 86400.0
 
-Command = str | tuple[str, ...]
-"""A line for the box's shell, or a program and its arguments."""
+Waits = Mapping[str, Set[str]]  # for each phase, the phases that it waits for
+Command = str | tuple[str, ...]  # a line for the box's shell, or a program and its arguments
 
 
 class OnFailure(StrEnum):
@@ -96,7 +97,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     count: int = 1
     spec: Spec = Spec()
-    """What each member is, but for its name and the labels and variables that are a member's own."""
+    """Spec of each member, but for its name and the labels and variables that are a member's own."""
     wait_for: tuple[str, ...] = ()
     """Phases that must be ready before this one starts."""
     on_failure: OnFailure = OnFailure.FAIL_FAST
@@ -105,18 +106,19 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     max_parallel: int | None = None
     """How many of its members may be in the making at once; none is the fleet's bound alone."""
     setup: tuple[Command, ...] = ()
-    """What runs in each member, one after the other, once its files are there."""
+    """Commands for each member, one after the other, once its files are there."""
     files: tuple[File, ...] = ()
     healthcheck: Healthcheck | None = None
     inherited: tuple[str, ...] = ()
     """Variables that come from the caller's environment: their values change no version, and are written nowhere."""
 
     def __post_init__(self) -> None:
-        _check_phase_name(self.name)
-        if not 0 <= self.count <= _MOST_PER_PHASE:
-            raise InvalidSpec(f"count: {self.count} is out of range; 0 to {_MOST_PER_PHASE}", field="count")
+        if self.name == ALL:
+            raise InvalidSpec(f"name: {ALL!r} means every member; choose another", field="name")
+        _check_name("name", self.name, 48)  # `agent-`, the phase, `-` and an index fit into 63
+        _check_number("count", self.count, least=0)
         _check_timeout(self.timeout_s)
-        _check_parallel(self.max_parallel)
+        _check_number("max_parallel", self.max_parallel)
         for command in self.setup:
             _check_command(command, "setup")
         if ours := sorted(key for key in self.spec.labels if key.startswith("skerry.")):
@@ -124,13 +126,10 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if ours := sorted(set(VARIABLES) & {*self.spec.env, *self.inherited}):
             raise InvalidSpec(f"env: {ours[0]} is set for each member; choose another name", field="env")
         msgspec.structs.replace(self.spec, env=self._env("x" * 63, self.count))  # raises if it is too much
-
-    def version(self) -> str:
-        """The same for two phases whose members are alike: how many there are and when they start is no part of it."""
-        return self._version
+        self._check_ports()
 
     def member_name(self, index: int) -> str:
-        return f"agent-{self.name}-{index:03d}"
+        return f"{member_stem(self.name)}{index:03d}"
 
     def indexes(self) -> range:
         return range(1, self.count + 1)
@@ -140,20 +139,25 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._members
 
     def member_spec(self, fleet: str, index: int) -> Spec:
-        """The sandbox that a member is, with the label of one whose setup is still to be done."""
-        labels = {
-            FLEET_LABEL: fleet,
-            PHASE_LABEL: self.name,
-            INDEX_LABEL: str(index),
-            VERSION_LABEL: self.version(),
-            SETUP_LABEL: PENDING,
-        }
-        return msgspec.structs.replace(
-            self.spec,
-            name=self.member_name(index),
-            env=self._env(fleet, index),
-            labels=self.spec.labels | labels,
+        """Spec of a member, with the label of one whose setup is still to be done."""
+        labels = {FLEET_LABEL: fleet, PHASE_LABEL: self.name, INDEX_LABEL: str(index)}
+        labels |= {VERSION_LABEL: self.version(), SETUP_LABEL: PENDING}
+        name, env, ports = self.member_name(index), self._env(fleet, index), self._ports(index)
+        return msgspec.structs.replace(self.spec, name=name, env=env, ports=ports, labels=self.spec.labels | labels)
+
+    def _ports(self, index: int) -> tuple[Port, ...]:
+        """Ports of a member: those of this host that are given are the first member's, and the next has the next."""
+        return tuple(
+            each if each.local is None else Port(port=each.port, local=each.local + index - 1)
+            for each in self.spec.ports
         )
+
+    def _check_ports(self) -> None:
+        given = sorted(each.local for each in self.spec.ports if each.local is not None)
+        for at, then in pairwise([*given, 65536]):
+            if at + self.count > then:
+                reason = f"{self.count} members would take {at} to {at + self.count - 1} of this host, and reach {then}"
+                raise InvalidSpec(f"ports: {reason}; give another, or none and each has one chosen", field="ports")
 
     def _env(self, fleet: str, index: int) -> dict[str, str]:
         values = (fleet, self.name, str(index), str(self.count), ",".join(self._members))
@@ -162,6 +166,10 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def _members(self) -> tuple[str, ...]:
         return tuple(self.member_name(index) for index in self.indexes())
+
+    def version(self) -> str:
+        """Version that two phases share if their members are alike, however many there are and whenever they start."""
+        return self._version
 
     @cached_property
     def _version(self) -> str:
@@ -187,28 +195,25 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         project = self.project or self.name
-        for field, value in (("name", self.name), ("project", project)):
-            if not _FLEET_NAME.fullmatch(value):
-                rule = "lower-case letters, digits, '.', '_' or '-', at most 63"
-                raise InvalidSpec(f"{field}: {value!r} must be {rule}", field=field)
+        _check_name("name", self.name, 63)
+        _check_name("project", project, 63)
         _check_timeout(self.timeout_s)
-        _check_parallel(self.max_parallel)
-        if not 1 <= self.max_per_phase <= _MOST_PER_PHASE:
-            text = f"max_per_phase: {self.max_per_phase} is out of range; 1 to {_MOST_PER_PHASE}"
-            raise InvalidSpec(text, field="max_per_phase")
+        _check_number("max_parallel", self.max_parallel)
+        _check_number("max_per_phase", self.max_per_phase)
         if len(self.phases) > _MAX_PHASES:
             raise InvalidSpec(f"phases: {len(self.phases)} phases; at most {_MAX_PHASES}", field="phases")
-        if found := [Problem(0, 0, each.told()) for each in faults(self.phases, self.max_per_phase)]:
-            raise InvalidFleet(found)
+        if found := list(faults(self.phases, self.max_per_phase)):
+            raise InvalidFleet(Problem(0, 0, f"phase {fault.phase!r}: {fault.message}") for fault in found)
         msgspec.structs.force_setattr(self, "project", project)
-        msgspec.structs.force_setattr(self, "phases", tuple(_of_project(phase, project) for phase in self.phases))
+        replace = msgspec.structs.replace
+        phases = tuple(replace(phase, spec=replace(phase.spec, project=project)) for phase in self.phases)
+        msgspec.structs.force_setattr(self, "phases", phases)
 
     def phase(self, name: str) -> Phase:
-        for phase in self.phases:
-            if phase.name == name:
-                return phase
-        known = [phase.name for phase in self.phases]
-        raise NotFound(f"fleet {self.name!r} has no phase {name!r}{meant(name, known)}")
+        known = {phase.name: phase for phase in self.phases}
+        if name not in known:
+            raise NotFound(f"fleet {self.name!r} has no phase {name!r}{suggestion(name, known)}")
+        return known[name]
 
     def scaled(self, counts: Mapping[str, int]) -> FleetSpec:
         """The fleet with other counts for some phases."""
@@ -219,7 +224,7 @@ class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(NamedTuple):
-    """What is wrong with phases that are right each for itself; `item` is the entry of `wait_for` that is meant."""
+    """Mistake between phases that are right each for itself; `item` is the entry of the field that is meant."""
 
     position: int
     phase: str
@@ -227,12 +232,10 @@ class Fault(NamedTuple):
     item: int | None
     message: str
 
-    def told(self) -> str:
-        return f"phase {self.phase!r}: {self.message}"
-
 
 def faults(phases: Iterable[Phase], max_per_phase: int) -> Iterator[Fault]:
-    """Names taken twice, counts over the bound, dependencies that are not there, on oneself, or in a circle."""
+    """Names taken twice, counts over the bound, dependencies that are not there, on oneself, or in a circle; members to
+    be reached that there are not."""
     phases = tuple(phases)
     known = [phase.name for phase in phases]
     for at, phase in enumerate(phases):
@@ -242,11 +245,12 @@ def faults(phases: Iterable[Phase], max_per_phase: int) -> Iterator[Fault]:
             text = f"count {phase.count} is more than max_per_phase, which is {max_per_phase}"
             yield Fault(at, phase.name, "count", None, text)
         yield from _wrong_waits(at, phase, known)
+        yield from _wrong_reach(at, phase, phases)
     yield from _circles(phases)
 
 
-def meant(wrong: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, if there is something close; else what there is."""
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, if there is something close; else a list of all."""
     known = [each for each in known if each != wrong]
     if close := difflib.get_close_matches(wrong, known, n=1, cutoff=0.5):
         return f"; did you mean {close[0]!r}?"
@@ -258,11 +262,24 @@ def _wrong_waits(at: int, phase: Phase, known: list[str]) -> Iterator[Fault]:
         if name == phase.name:
             yield Fault(at, phase.name, "wait_for", item, "wait_for names the phase itself, so it would never start")
         elif name not in known:
-            close = meant(name, [each for each in known if each != phase.name])
+            close = suggestion(name, [each for each in known if each != phase.name])
             text = f"wait_for names {name!r}, and there is no such phase{close}"
             yield Fault(at, phase.name, "wait_for", item, text)
         elif name in phase.wait_for[:item]:
             yield Fault(at, phase.name, "wait_for", item, f"wait_for names {name!r} twice")
+
+
+def _wrong_reach(at: int, phase: Phase, phases: tuple[Phase, ...]) -> Iterator[Fault]:
+    if not phase.spec.reach:
+        return
+    from skerry.model.rules import Reach  # most fleets have no rules, and are read without them
+
+    known = [each.name for each in phases]
+    for item, text in enumerate(phase.spec.reach):
+        member = Reach.parse(text).member
+        if member not in known and not any(member in each.members() for each in phases):
+            told = f"reach names {member!r}, and there is no such phase or member{suggestion(member, known)}"
+            yield Fault(at, phase.name, "reach", item, told)
 
 
 def _circles(phases: tuple[Phase, ...]) -> Iterator[Fault]:
@@ -275,16 +292,20 @@ def _circles(phases: tuple[Phase, ...]) -> Iterator[Fault]:
         yield Fault(at, circle[0], "wait_for", item, text)
 
 
-def _of_project(phase: Phase, project: str) -> Phase:
-    return msgspec.structs.replace(phase, spec=msgspec.structs.replace(phase.spec, project=project))
-
-
-def _check_phase_name(name: str) -> None:
-    if name == ALL:
-        raise InvalidSpec(f"name: {ALL!r} means every member; choose another", field="name")
-    if not _PHASE_NAME.fullmatch(name):
-        rule = "lower-case letters, digits, '.', '_' or '-', at most 48"
-        raise InvalidSpec(f"name: {name!r} must be {rule}", field="name")
+def cycles(waits: Waits) -> Iterator[tuple[str, ...]]:
+    """Circles, each as `a, b, ..., a` where a waits for b; when one edge of each is cut there is none left."""
+    left = {name: set(others) for name, others in waits.items()}
+    while True:
+        try:
+            graphlib.TopologicalSorter(left).prepare()
+        except graphlib.CycleError as error:
+            ring = list(reversed(error.args[1]))[:-1]
+            start = ring.index(next(name for name in waits if name in ring))  # the one that stands first in the file
+            circle = (*ring[start:], *ring[:start], ring[start])
+            yield circle
+            left[circle[0]].discard(circle[1])
+        else:
+            return
 
 
 def _check_timeout(value: float | None) -> None:
@@ -298,10 +319,15 @@ def _check_seconds(value: float, what: str, field: str, *, least: float) -> None
         raise InvalidSpec(f"{told}: {value:g} s is out of range; {least:g} s to {_LONGEST_S:.0f} s", field=field)
 
 
-def _check_parallel(value: int | None) -> None:
-    if value is not None and not 1 <= value <= _MOST_PER_PHASE:
-        text = f"max_parallel: {value} is out of range; 1 to {_MOST_PER_PHASE}"
-        raise InvalidSpec(text, field="max_parallel")
+def _check_number(field: str, value: int | None, least: int = 1) -> None:
+    if value is not None and not least <= value <= _MOST_PER_PHASE:
+        raise InvalidSpec(f"{field}: {value} is out of range; {least} to {_MOST_PER_PHASE}", field=field)
+
+
+def _check_name(field: str, value: str, longest: int) -> None:
+    if len(value) > longest or not _NAME.fullmatch(value):
+        rule = f"lower-case letters, digits, '.', '_' or '-', at most {longest}"
+        raise InvalidSpec(f"{field}: {value!r} must be {rule}", field=field)
 
 
 def _check_command(command: Command, field: str) -> None:

@@ -1,4 +1,4 @@
-"""A YAML 1.2 file as a tree whose every node knows its place, and no larger than a fleet's file needs to be."""
+"""A YAML 1.2 file as a tree whose nodes know their places, within bounds that no fleet's file needs to exceed."""
 
 from __future__ import annotations
 
@@ -54,32 +54,43 @@ class Items(msgspec.Struct, frozen=True):
     items: tuple[Node, ...]
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     key: Scalar
     value: Node
 
 
-class Table(msgspec.Struct, frozen=True):
+class TableNode(msgspec.Struct, frozen=True):
     line: int
     column: int
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
 
     def get(self, key: str) -> Node | None:
         return next((entry.value for entry in self.entries if entry.key.text == key), None)
 
 
-Node = Scalar | Items | Table
+Node = Scalar | Items | TableNode
+
+
+def kind_of(node: Node) -> str:
+    """A node's kind or value, for people."""
+    if isinstance(node, Items):
+        return "a list"
+    if isinstance(node, TableNode):
+        return "a table"
+    if node.value is None:
+        return "empty"
+    return repr(node.value) if isinstance(node.value, str) else node.text
 
 
 class Problems:
-    """What is wrong with a file, collected, so that all of it is told at once."""
+    """Mistakes of a file, collected, so that all are told at once."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._found: dict[tuple[int, int, str], Problem] = {}
 
     def add(self, place: Node, message: str, prefix: str = "") -> None:
-        """One more; a mistake that several phases share is told once."""
+        """Add a mistake; one that several phases share is told once."""
         problem = Problem(place.line, place.column, prefix + message)
         self._found.setdefault((place.line, place.column, message), problem)
 
@@ -93,7 +104,7 @@ class Problems:
 
 
 def parse(text: str, problems: Problems) -> Node:
-    """The one document of a file. Keys given twice are collected; what is not YAML at all is raised."""
+    """The one document of a file. Raises InvalidFleet if it is not YAML at all, ConfigError without a parser."""
     try:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import YAMLError
@@ -111,11 +122,13 @@ def parse(text: str, problems: Problems) -> Node:
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line, column = (0, 0) if mark is None else (mark.line + 1, mark.column + 1)
-        raise problems.end(line, column, f"not YAML: {_told(error)}") from None
+        said = " ".join(part for part in (getattr(error, "context", ""), getattr(error, "problem", "")) if part)
+        hint = "; indent with spaces" if "'\\t'" in said else ""
+        raise problems.end(line, column, f"not YAML: {said}{hint}") from None
 
 
 def read(path: Path, problems: Problems) -> str:
-    """The text of a file."""
+    """The text of a file. Raises InvalidFleet."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -135,41 +148,37 @@ def _refuse_large(size: int, problems: Problems) -> None:
         raise problems.end(0, 0, f"the file is larger than {MAX_BYTES // 1024} KiB")
 
 
-def _told(error: Any) -> str:
-    said = " ".join(part for part in (error.context, error.problem) if part)
-    return f"{said}; indent with spaces" if "'\\t'" in said else said
-
-
 class _Builder:
-    def __init__(self, events: Iterator[Event], problems: Problems) -> None:
-        self._events = events
+    """Builds the tree from the events of the parser."""
+
+    def __init__(self, found: Iterator[Event], problems: Problems) -> None:
+        from ruamel.yaml import events
+
+        self._kinds = events
+        self._events = found
         self._problems = problems
         self._anchors: dict[str, tuple[Node, int] | None] = {}
         self._count = 0
 
     def document(self) -> Node:
-        from ruamel.yaml import events
-
         next(self._events)
         start = next(self._events)
-        if isinstance(start, events.StreamEndEvent):
+        if isinstance(start, self._kinds.StreamEndEvent):
             raise self._problems.end(1, 1, "the file is empty")
         if start.version not in (None, (1, 2)):
             raise self._stop(start, "the file must be YAML 1.2; take the %YAML line away")
         root = self._node(next(self._events), 0)
         next(self._events)
         after = next(self._events)
-        if not isinstance(after, events.StreamEndEvent):
+        if not isinstance(after, self._kinds.StreamEndEvent):
             raise self._stop(after, "there is a second document; a file has one")
         return root
 
     def _node(self, event: Event, depth: int) -> Node:
-        from ruamel.yaml import events
-
         self._charge(event, 1)
         if depth > _MAX_DEPTH:
             raise self._stop(event, f"nested deeper than {_MAX_DEPTH}")
-        if isinstance(event, events.AliasEvent):
+        if isinstance(event, self._kinds.AliasEvent):
             return self._aliased(event)
         if event.tag not in (None, "!", _STR):
             self._problems.add(self._at(event), f"the tag {event.tag} means nothing here; take it away")
@@ -182,8 +191,7 @@ class _Builder:
         return node
 
     def _content(self, event: Event, depth: int) -> Node:
-        from ruamel.yaml import events
-
+        events = self._kinds
         line, column = event.start_mark.line + 1, event.start_mark.column + 1
         if isinstance(event, events.ScalarEvent):
             return Scalar(line, column, self._text(event), plain=event.style is None and event.tag is None)
@@ -195,7 +203,7 @@ class _Builder:
         pairs = []
         while not isinstance(event := next(self._events), events.MappingEndEvent):
             pairs.append((self._node(event, depth + 1), self._node(next(self._events), depth + 1)))
-        return Table(line, column, self._entries(pairs))
+        return TableNode(line, column, self._entries(pairs))
 
     def _text(self, event: Event) -> str:
         r"""JSON writes some characters as two escapes (\ud83d\ude00), which are one here."""
@@ -203,14 +211,13 @@ class _Builder:
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self._problems.add(
-                self._at(event), "half of a character is written as an escape; the other half is missing"
-            )
+            message = "half of a character is written as an escape; the other half is missing"
+            self._problems.add(self._at(event), message)
             return ""
 
-    def _entries(self, pairs: list[tuple[Node, Node]]) -> tuple[Entry, ...]:
+    def _entries(self, pairs: list[tuple[Node, Node]]) -> tuple[TableEntry, ...]:
         """Each key once; after them what `<<` brings from other tables."""
-        own: dict[str, Entry] = {}
+        own: dict[str, TableEntry] = {}
         merged: list[Node] = []
         for key, value in pairs:
             if not isinstance(key, Scalar):
@@ -220,9 +227,9 @@ class _Builder:
             elif key.text in own:
                 self._problems.add(key, f"{key.text!r} is given twice, first in line {own[key.text].key.line}")
             else:
-                own[key.text] = Entry(key, value)
+                own[key.text] = TableEntry(key, value)
         for table in merged:
-            if isinstance(table, Table):
+            if isinstance(table, TableNode):
                 own = {entry.key.text: entry for entry in table.entries} | own
             else:
                 self._problems.add(table, "<< must name a table, or a list of tables")

@@ -1,37 +1,49 @@
-"""Limits by control group, v1 or v2, wherever this host lets us make groups: found by making one."""
+"""Control groups, v1 or v2, wherever this host lets us make them: found by making one."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import math
 import os
+import re
+import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from skerry import aio
 from skerry.errors import ProviderError
+from skerry.host.processes import Process
 
+_log = logging.getLogger("skerry.host")
+
+_Mount = tuple[str, str, Path, set[str]]
+"""Type, root within the hierarchy, mount point and options of a cgroup mount."""
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _TRY = "skerry-try-"
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EAGAIN, errno.EINTR}
+"""Errors of a host that has run out of something now, which say nothing of what it offers."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class GroupLimits(msgspec.Struct, frozen=True):
+    """Limits of a box: bytes, processes and, if it has one, processor time."""
+
     memory: int
     pids: int
     cpus: float | None
 
     def knobs(self, controller: str, version: int) -> Mapping[str, str]:
-        """The files of a controller and what is written to them, in this order."""
-        quota = int((self.cpus or 0) * _PERIOD_US)
+        """The files of a controller and their values, in the order in which they are written."""
+        memory, quota = str(self.memory), int((self.cpus or 0) * _PERIOD_US)
         tables: Mapping[tuple[str, int], Mapping[str, str]] = {
-            ("memory", 1): {
-                "memory.limit_in_bytes": str(self.memory),
-                "memory.memsw.limit_in_bytes": str(self.memory),
-            },
-            ("memory", 2): {"memory.max": str(self.memory), "memory.swap.max": "0"},
+            ("memory", 1): {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+            ("memory", 2): {"memory.max": memory, "memory.swap.max": "0"},
             ("pids", 1): {"pids.max": str(self.pids)},
             ("pids", 2): {"pids.max": str(self.pids)},
             ("cpu", 1): {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)},
@@ -41,6 +53,22 @@ class Limits(msgspec.Struct, frozen=True):
 
     def controllers(self) -> tuple[str, ...]:
         return CONTROLLERS if self.cpus is not None else ("memory", "pids")
+
+    def are_held_by(self, group: Path, controller: str, version: int) -> bool:
+        """Whether the kernel says that this group allows no more; of a missing group or file it says nothing."""
+        try:
+            if controller == "cpu":
+                files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                quota, period = " ".join((group / file).read_text() for file in files).split()
+                # engines count in hundredths of a processor
+                return _number(quota) <= ((self.cpus or 0) + 0.01) * int(period)
+            return all(
+                _number((group / file).read_text()) <= int(most)
+                for file, most in self.knobs(controller, version).items()
+                if (group / file).exists() or file not in _OPTIONAL_KNOBS
+            )
+        except FileNotFoundError:
+            return False
 
 
 # a kernel built without swap accounting lacks these, and then has no swap to limit
@@ -55,25 +83,33 @@ class Parent(NamedTuple):
 
 
 class Hierarchies(NamedTuple):
-    """Where each controller can be used, and why one cannot."""
+    """Parents of groups for each controller, and the reasons for those that have none."""
 
-    parents: Mapping[str, Parent]
-    why_not: Mapping[str, str]
+    parents: dict[str, Parent]
+    why_not: dict[str, str]
 
-    def groups(self, name: str, limits: Limits) -> list[Path]:
-        """The groups that a box of this name gets; made by `make`."""
-        paths = {self.parents[c].path / name: None for c in limits.controllers() if c in self.parents}
-        return list(paths)
+    def groups(self, name: str, limits: GroupLimits) -> list[Path]:
+        """Groups of a box of this name; made by `make`."""
+        return list(dict.fromkeys(group for _, group, _ in self._by_controller(name, limits)))
 
-    def make(self, name: str, limits: Limits) -> None:
+    def _by_controller(self, name: str, limits: GroupLimits) -> Iterator[tuple[str, Path, int]]:
         for controller in limits.controllers():
-            if controller in self.parents:
-                parent = self.parents[controller]
-                _make_group(parent.path / name, limits.knobs(controller, parent.version))
+            if parent := self.parents.get(controller):
+                yield controller, parent.path / name, parent.version
 
-    def confine(self, pid: int, name: str, limits: Limits) -> None:
-        """Make the groups, and put a process into them. What cleans up after others on a host may take a group away
-        that is still empty: then once more."""
+    def make(self, name: str, limits: GroupLimits) -> None:
+        """Make the groups and set their limits. Raises ProviderError."""
+        for controller, group, version in self._by_controller(name, limits):
+            try:
+                group.mkdir(exist_ok=True)
+                for file, value in limits.knobs(controller, version).items():
+                    _write_knob(group / file, value)
+            except OSError as error:
+                raise ProviderError(f"the cgroup {group} cannot be set up: {error.strerror}") from error
+
+    def confine(self, pid: int, name: str, limits: GroupLimits) -> None:
+        """Make the groups, and put a process into them. Retries, as what cleans up after others on a host may take a
+        group away that is still empty. Raises ProviderError."""
         for is_last in (False, False, True):
             try:
                 self.make(name, limits)
@@ -82,69 +118,93 @@ class Hierarchies(NamedTuple):
             except ProviderError as error:
                 if is_last or not isinstance(error.__cause__, FileNotFoundError):
                     raise
+                _log.debug("%s: retrying: %s", name, error)
+
+    def check(self, pid: int, name: str, limits: GroupLimits) -> None:
+        """Raise ProviderError unless the kernel says that the process is in its groups, and that they limit it."""
+        for controller, group, version in self._by_controller(name, limits):
+            if pid not in members([group]):
+                raise ProviderError(f"process {pid} is not in the cgroup {group} that it was put into")
+            if not limits.are_held_by(group, controller, version):
+                raise ProviderError(f"the cgroup {group} does not have the limits that were set")
 
 
 def find(proc: Path = Path("/proc/self")) -> Hierarchies:
-    """What this process may use, by effect: a group is made and removed again in each candidate."""
+    """Find what this process may use: a group is made and removed again in each candidate. Ask `scope.holder()`, which
+    does this once for all threads. Raises OSError where the host has run out of something."""
     mounts = _mounts((proc / "mountinfo").read_text())
     own = _own_groups((proc / "cgroup").read_text())
-    parents: dict[str, Parent] = {}
-    why_not: dict[str, str] = {}
+    found = Hierarchies({}, {})
     for controller in CONTROLLERS:
         reason = "the kernel offers no such cgroup controller here"
         for parent in _candidates(controller, mounts, own):
             problem = _try_out(parent, controller)
             if problem is None:
-                parents[controller] = parent
+                found.parents[controller] = parent
                 break
             reason = f"no cgroup can be made in {parent.path}: {problem}"
         else:
-            why_not[controller] = reason
-    return Hierarchies(parents, why_not)
+            found.why_not[controller] = reason
+    return found
 
 
 def place(groups: Iterable[Path], pid: int) -> None:
-    """Put a process into the groups, and read back that it is there."""
+    """Put a process into the groups. Raises ProviderError."""
     for group in groups:
         try:
             (group / "cgroup.procs").write_text(str(pid))
-            members = (group / "cgroup.procs").read_text().split()
         except OSError as error:
             raise ProviderError(f"process {pid} cannot be put into the cgroup {group}: {error.strerror}") from error
-        if str(pid) not in members:
-            raise ProviderError(f"process {pid} is not in the cgroup {group} although it was put there")
+
+
+def seen(pid: int, limits: GroupLimits, controllers: Iterable[str], proc: Path = Path("/proc")) -> dict[str, Path]:
+    """Find the group that holds somebody else's process to each limit, and is not ours too; none of a controller whose
+    groups cannot be seen from here. Raises ProviderError if a limit is not held."""
+    try:
+        mounts = _mounts((proc / "self/mountinfo").read_text())
+        ours = _own_groups((proc / "self/cgroup").read_text())
+        its = _own_groups((proc / str(pid) / "cgroup").read_text())
+    except OSError as error:
+        raise ProviderError(f"the cgroups of process {pid} cannot be read: {error.strerror}") from error
+    found: dict[str, Path] = {}
+    for controller in controllers:
+        chain = list(_chain(controller, mounts, its))
+        own = (group for group in chain if group not in set(_chain(controller, mounts, ours)))
+        holding = next((path for path, version in own if limits.are_held_by(path, controller, version)), None)
+        if holding is not None:
+            found[controller] = holding
+        elif chain:
+            raise ProviderError(f"no cgroup holds process {pid} to its limit of {controller}")
+    return found
 
 
 def members(groups: Iterable[Path]) -> set[int]:
-    """The processes in any of the groups."""
+    """Processes in any of the groups."""
     pids: set[int] = set()
     for group in groups:
-        try:
-            pids.update(int(pid) for pid in (group / "cgroup.procs").read_text().split())
-        except OSError:
-            continue  # it was never made, or is gone already
+        with contextlib.suppress(OSError):  # it was never made, or is gone already
+            pids.update(map(int, (group / "cgroup.procs").read_text().split()))
     return pids
 
 
 def remove(groups: Iterable[Path], timeout_s: float) -> None:
-    """Remove groups whose processes are dead; the kernel may need a moment to let go of them."""
+    """Remove groups whose processes are dead; the kernel may need a moment to let go of them. Raises ProviderError."""
     deadline = time.monotonic() + timeout_s
     for group in groups:
-        delay_s = 0.001
+        delays = aio.backoff(0.001, 0.05, deadline - time.monotonic())
         while True:
             try:
                 group.rmdir()
             except FileNotFoundError:
                 break
             except OSError as error:
-                if time.monotonic() > deadline:
+                if (delay_s := next(delays, None)) is None:
                     raise ProviderError(f"the cgroup {group} cannot be removed: {error.strerror}") from error
+                _log.debug("the cgroup %s is not removed yet: %s", group, error.strerror)
                 time.sleep(delay_s)
-                delay_s = min(2 * delay_s, 0.05)
 
 
-def _mounts(mountinfo: str) -> list[tuple[str, str, Path, set[str]]]:
-    """(type, root within the hierarchy, mount point, options) of each cgroup mount."""
+def _mounts(mountinfo: str) -> list[_Mount]:
     found = []
     for line in mountinfo.splitlines():
         fields, _, tail = line.partition(" - ")
@@ -157,100 +217,117 @@ def _mounts(mountinfo: str) -> list[tuple[str, str, Path, set[str]]]:
 
 def _own_groups(text: str) -> dict[str, str]:
     """Controller to this process's path; v2 is under the empty name."""
-    own: dict[str, str] = {}
-    for line in text.splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            own[name] = path
-    return own
+    lines = (line.split(":", 2) for line in text.splitlines())
+    return {name: path for _, names, path in lines for name in names.split(",")}
 
 
-def _candidates(controller: str, mounts: list[tuple[str, str, Path, set[str]]], own: dict[str, str]) -> list[Parent]:
+def _candidates(controller: str, mounts: list[_Mount], own: dict[str, str]) -> list[Parent]:
     """v1: below our own group, so that limits set on us bind the box too. v2: the highest group above us that we may
     use, for a group with processes cannot have limited children, and what is below a login dies with it."""
     found: list[Parent] = []
     for kind, root, point, options in mounts:
-        path = own.get(controller if kind == "cgroup" else "", "")
-        inside = path == root or path.startswith(root.rstrip("/") + "/")
-        here = point / path[len(root.rstrip("/")) :].lstrip("/") if inside else point
+        here = _below(point, root, own.get(controller if kind == "cgroup" else "", "")) or point
         if kind == "cgroup" and controller in options:
             found.append(Parent(here, 1))
         elif kind == "cgroup2" and controller in _words(point / "cgroup.controllers"):
-            chain = [here, *(above for above in here.parents if above == point or point in above.parents)]
-            found.extend(Parent(above, 2) for above in reversed(chain))
+            found.extend(Parent(each, 2) for each in reversed([*_up(here, point)]))
     return found
 
 
+def _chain(controller: str, mounts: list[_Mount], own: dict[str, str]) -> Iterator[Parent]:
+    """Yield the groups of a process for one controller that can be seen from here, its own first."""
+    version = 1 if controller in own else 2
+    for kind, root, point, options in mounts:
+        if kind == ("cgroup" if version == 1 else "cgroup2") and (version == 2 or controller in options):
+            here = _below(point, root, own.get(controller if version == 1 else "", ""))
+            yield from () if here is None else (Parent(each, version) for each in _up(here, point))
+            return
+
+
+def _below(point: Path, root: str, path: str) -> Path | None:
+    """Path of a group of a hierarchy whose part `root` is mounted at `point`; None if it is not in that part."""
+    root = root.rstrip("/")
+    is_inside = path == (root or "/") or path.startswith(f"{root}/")
+    return point / path[len(root) :].lstrip("/") if is_inside and ".." not in path.split("/") else None
+
+
+def _up(here: Path, point: Path) -> Iterator[Path]:
+    yield here
+    yield from (above for above in here.parents if above == point or point in above.parents)
+
+
 def _try_out(parent: Parent, controller: str) -> str | None:
-    """None if a group with this controller works there, else what is wrong."""
-    group = parent.path / f"{_TRY}{os.getpid()}-{controller}"
+    """Use a group there for a moment; returns None or what is wrong. Retries where somebody else's sweep, which sees
+    other processes, took it for a dead one's."""
     _sweep(parent.path)
+    for tries_left in (2, 1, 0):
+        try:
+            return _use_for_a_moment(parent, controller)
+        except FileNotFoundError as error:
+            if not tries_left or not parent.path.exists():
+                return error.strerror
+            _log.debug("a trial group in %s was taken away; retrying", parent.path)
+        except OSError as error:
+            if error.errno in _SHORTAGES:
+                raise
+            return error.strerror or str(error)
+    return None
+
+
+def _use_for_a_moment(parent: Parent, controller: str) -> str | None:
+    me = Process.of(os.getpid())
+    group = parent.path / f"{_TRY}{os.getpid()}-{me.start if me else 0}-{controller}-{secrets.token_hex(4)}"
+    if parent.version == 2:
+        control = parent.path / "cgroup.subtree_control"
+        if controller not in _words(control):
+            control.write_text(f"+{controller}")
+        if not os.access(parent.path / "cgroup.procs", os.W_OK):
+            return "processes may not be moved there"
+    group.mkdir()
     try:
-        if parent.version == 2:
-            _enable(parent.path, controller)
-            if not os.access(parent.path / "cgroup.procs", os.W_OK):
-                return "processes may not be moved there"
-        group.mkdir()
-    except OSError as error:
-        return error.strerror or str(error)
-    try:
-        for file, value in Limits(memory=64 << 20, pids=16, cpus=0.5).knobs(controller, parent.version).items():
+        for file, value in GroupLimits(memory=64 << 20, pids=16, cpus=0.5).knobs(controller, parent.version).items():
             _write_knob(group / file, value)
-    except OSError as error:
-        return error.strerror or str(error)
     finally:
-        group.rmdir()
+        with contextlib.suppress(FileNotFoundError):
+            group.rmdir()
     return None
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what a process left that was killed while it tried a group out."""
+    """Remove groups of processes that were killed while they tried one out."""
     for group in parent.glob(f"{_TRY}*"):
-        if not os.path.exists(f"/proc/{group.name.removeprefix(_TRY).partition('-')[0]}"):
-            with contextlib.suppress(OSError):
+        pid, start, *_ = (*group.name.removeprefix(_TRY).split("-"), "")
+        if not (pid.isdigit() and start.isdigit() and Process(int(pid), int(start)).is_alive()):
+            try:
                 group.rmdir()
-
-
-def _enable(path: Path, controller: str) -> None:
-    control = path / "cgroup.subtree_control"
-    if controller not in _words(control):
-        control.write_text(f"+{controller}")
-
-
-def _make_group(path: Path, knobs: Mapping[str, str]) -> None:
-    try:
-        path.mkdir(exist_ok=True)
-        for file, value in knobs.items():
-            _write_knob(path / file, value)
-    except OSError as error:
-        raise ProviderError(f"the cgroup {path} cannot be set up: {error.strerror}") from error
+                _log.info("removed the abandoned trial group %s", group)
+            except OSError as error:
+                _log.debug("the trial group %s is not removed: %s", group, error)
 
 
 def _write_knob(path: Path, value: str) -> None:
     if path.exists() or path.name not in _OPTIONAL_KNOBS:
         # not opened for creation: in a folder that is no cgroup a limit must fail, not become a file
-        fd = os.open(path, os.O_WRONLY)
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
+        with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0) as file:
+            file.write(value.encode())
 
 
 def _words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return []
+
+
+def _number(text: str) -> float:
+    """The value of a knob; `max` and, of a quota, -1 are no limit."""
+    return math.inf if text.strip() in ("max", "-1") else int(text)
 
 
 def ran_out_of_memory(groups: Iterable[Path]) -> bool:
     """Whether the kernel has killed something in one of these groups for want of memory."""
-    for group in groups:
-        for name in ("memory.events", "memory.oom_control"):
-            try:
-                counts = dict(line.split() for line in (group / name).read_text().splitlines())
-            except OSError:
-                continue
-            if counts.get("oom_kill", "0") != "0":
+    for path in (group / name for group in groups for name in ("memory.events", "memory.oom_control")):
+        with contextlib.suppress(OSError):
+            if re.search(r"^oom_kill (?!0$)", path.read_text(), re.MULTILINE):
                 return True
     return False

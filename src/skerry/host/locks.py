@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from skerry import aio
 from skerry.errors import ProviderError
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.001, 0.05
 
 
 def take(fd: int) -> bool:
-    """False if another has it."""
+    """Take the lock; False if another has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -24,10 +25,16 @@ def take(fd: int) -> bool:
     return True
 
 
+def release(fd: int) -> None:
+    """Let it go, also for a child that was just forked and has a copy of the descriptor until it runs its program:
+    closing ours would leave the lock with that."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
     """Hold a folder meanwhile. Raises BlockingIOError if another has it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_folder(folder)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -35,22 +42,36 @@ def holding(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def open_folder(path: Path) -> int:
+    """Open a folder to lock it."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def is_in_place(fd: int, path: Path) -> bool:
+    """Whether a file that was locked is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def wait(fd: int, timeout_s: float, held: str) -> None:
-    """Take it once it is free; `held` says what is wrong if it is not in time."""
+    """Take the lock once it is free. Raises ProviderError with `held` if that takes too long."""
     for delay_s in _until_taken(fd, timeout_s, held):
         time.sleep(delay_s)
 
 
 async def wait_async(fd: int, timeout_s: float, held: str) -> None:
-    """The same for who has other things to do meanwhile."""
+    """Do the same as `wait` without blocking the event loop."""
     for delay_s in _until_taken(fd, timeout_s, held):
         await asyncio.sleep(delay_s)
 
 
 def _until_taken(fd: int, timeout_s: float, held: str) -> Iterator[float]:
-    deadline, delay_s = time.monotonic() + timeout_s, _FIRST_DELAY_S
-    while not take(fd):
-        if time.monotonic() > deadline:
-            raise ProviderError(f"{held}; try again later")
+    if take(fd):
+        return
+    for delay_s in aio.backoff(_FIRST_DELAY_S, _LONGEST_DELAY_S, timeout_s):
         yield delay_s
-        delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+        if take(fd):
+            return
+    raise ProviderError(f"{held}; try again later")

@@ -1,10 +1,14 @@
-"""Host uids that belong to one box each: nothing that a box does can touch another's processes, files or counters."""
+"""Users of boxes: host uids that belong to one box each, so that none touches another's; and names of users inside."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 _FIRST = 0x70000000
 _COUNT = 0x0FFFFFFF
@@ -13,15 +17,20 @@ _COUNTER = Path("/run/skerry/last-uid")
 
 
 def are_available() -> bool:
-    """Root may take them, unless it is only the root of a user namespace that does not have them."""
+    """Whether we may take them: root may, unless it is the root of a user namespace that does not have them."""
     if os.geteuid() != 0:
         return False
     ranges = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
     return any(int(first) <= _FIRST and int(first) + int(count) > _FIRST + _COUNT for first, _, count in ranges)
 
 
+def is_one(uid: int) -> bool:
+    """Whether it is of those that boxes get."""
+    return _FIRST <= uid < _FIRST + _COUNT
+
+
 def take(counter: Path = _COUNTER) -> int:
-    """The next uid; a crash loses one at most, and none is given out twice while a quarter of a billion are left."""
+    """Take the next uid; a crash loses one at most, and none is given out twice within a quarter of a billion."""
     counter.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd = os.open(counter, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -31,3 +40,17 @@ def take(counter: Path = _COUNTER) -> int:
     finally:
         os.close(fd)
     return _FIRST + number
+
+
+def numbers(passwd: str, name: str) -> tuple[int, int] | None:
+    """Uid and gid by a name that a box's own list of users has."""
+    for line in passwd.splitlines():
+        entry = line.split(":")
+        if len(entry) > 3 and entry[0] == name and entry[2].isdigit() and entry[3].isdigit():
+            return int(entry[2]), int(entry[3])
+    return None
+
+
+def agent_config(first: Mapping[str, Any]) -> str:
+    """The configuration of a second agent, for another user, from the first one's: it serves one stream, its own."""
+    return msgspec.json.encode({**first, "listen": {"stdio": True}, "lifetime_s": None, "idle_s": None}).decode()

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
-from skerry.agent.stream import Stream
-from skerry.progress import OnProgress as OnProgress
-from skerry.progress import Progress as Progress
-from skerry.spec import SandboxId, Spec
+from skerry.errors import InvalidSpec
+from skerry.model.results import OnProgress as OnProgress
+from skerry.model.results import Progress as Progress
+from skerry.model.spec import Network, SandboxId, Spec
+from skerry.net.stream import Stream
 
 if TYPE_CHECKING:
     from skerry.vm.images.kernels import KernelStore
 
+log = logging.getLogger("skerry.providers")
+
+CID_LABEL = "skerry.cid"
+"""Label with the number that the registry has given a sandbox: a machine has it on the vsock bus."""
+
 
 class Isolation(IntEnum):
-    """What stands between the code in a box and the host; a higher grade holds more."""
+    """Wall between the code in a box and the host; a higher grade holds more."""
 
     NONE = 0
     NAMESPACE = 1
@@ -54,12 +62,13 @@ VERBS: Mapping[Capability, tuple[str, ...]] = {
 
 OPTIONAL_FIELDS = frozenset(
     {"image", "root", "runtime", "target", "group", "writable_root", "data", "cache", "cache_paths", "snapshot"}
+    | {"admin"}
 )
 """Fields of a spec that only some providers honour; the others refuse them."""
 
 
 class Enforcement(msgspec.Struct, frozen=True):
-    """How a limit is held on this host, or why it is not."""
+    """Means by which a limit is held on this host, or the reason why it is not."""
 
     by: str = ""
     why_not: str = ""
@@ -67,13 +76,13 @@ class Enforcement(msgspec.Struct, frozen=True):
 
 class BoxState(StrEnum):
     RUNNING = "running"
-    """It is whole: its limits hold, and its agent has answered once."""
+    """It is whole: its limits hold, and its agent has answered once; or it is on its way from or to that."""
     PAUSED = "paused"
     STOPPED = "stopped"
     DEAD = "dead"
-    """Something of it is left, but it is no box any more, or was never made whole."""
+    """It has ended and cannot be started again, or was never made whole: whoever sees that removes what is left."""
     REMAINS = "remains"
-    """Only its files are left: somebody removed the rest, or it was never made."""
+    """Only its files are left: somebody removed the rest, or is about to; or it was never made."""
 
 
 class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +100,7 @@ class BoxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoxChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What `watch` tells: how a box is now, or with no status that it is gone."""
+    """Change of a box, as `watch` tells it; without a status it is gone."""
 
     id: SandboxId
     status: BoxStatus | None
@@ -109,7 +118,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
-    """What outlives a box: its data, or a cache of its project."""
+    """Volume that outlives a box: its data, or a cache of its project."""
 
     name: str
     kind: str
@@ -128,7 +137,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """What boxes are made of; `id` changes with every byte of it."""
+    """Image that boxes are made of; `id` changes with every byte of it."""
 
     id: str
     names: tuple[str, ...] = ()
@@ -141,7 +150,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image is built from: a Dockerfile, or for machines a recipe."""
+    """Sources of an image: a Dockerfile, or for machines a recipe."""
 
     dockerfile: str = ""
     """The text of it, not its path."""
@@ -153,6 +162,17 @@ class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     args: dict[str, str] = {}
     target: str | None = None
     no_cache: bool = False
+    network: Network = Network.NONE
+    """What its RUN steps have; the host's they never have."""
+    memory: int | None = None
+    """The most that a step may take, without swap; none: as the provider thinks fit."""
+
+    def __post_init__(self) -> None:
+        if self.network not in (Network.NONE, Network.BRIDGE):
+            reason = "network: a build gets none, or with bridge its own address, never the host's network, nor rules"
+            raise InvalidSpec(reason, field="network")
+        if self.recipe and (self.network is not Network.NONE or self.memory):
+            raise InvalidSpec("recipe: it has no steps that could be given a network or memory", field="recipe")
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +194,10 @@ class Provider(ABC):
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     honours: ClassVar[frozenset[str]] = frozenset()
     """Which of OPTIONAL_FIELDS it takes."""
+    needs_builder: ClassVar[bool] = False
+    """Whether its images are built from a Dockerfile by another, and imported."""
+    needs_image: ClassVar[bool] = False
+    """Whether a box is made of an image or snapshot that the spec must name."""
     Config: ClassVar[type[ProviderConfig]] = ProviderConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -205,8 +229,9 @@ class Provider(ABC):
         return await self.enforcement(Spec(provider=self.name))
 
     @abstractmethod
-    async def create(self, id: SandboxId, spec: Spec) -> None:
-        """Make the box; returns once its agent answers, within a deadline of the provider's own."""
+    async def create(self, id: SandboxId, spec: Spec) -> Mapping[str, Enforcement] | None:
+        """Make the box; returns once its agent answers, within a deadline of the provider's own. What comes back is
+        how limits are held, as read back from the box that was made: it takes the place of what `enforcement` said."""
 
     @abstractmethod
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
@@ -220,6 +245,14 @@ class Provider(ABC):
     async def dial(self, id: SandboxId) -> Stream:
         """A byte stream to the agent, from any process, at any time. Raises NotFound or AgentUnreachable."""
 
+    def holds(self, spec: Spec) -> int | None:
+        """The most bytes that a box of this spec can have written, and that are taken from it; None: no known bound."""
+        return spec.disk
+
+    def runs_nothing(self, id: SandboxId) -> bool:
+        """Whether it is seen at a glance that nothing but its agent runs in a box, so that nothing is asked to end."""
+        return False
+
     async def aclose(self) -> None:
         """Let go of what this object holds; boxes live on."""
         return
@@ -230,7 +263,7 @@ class Provider(ABC):
 
 class CanStop(Protocol):
     async def stop(self, id: SandboxId) -> None:
-        """End its processes and keep its files; quiet if it is stopped."""
+        """End its processes and keep its files; quiet if it is stopped. Its manager has asked them to end before."""
 
     async def start(self, id: SandboxId, spec: Spec) -> None:
         """Start it again; returns once its agent answers. `spec` says the environment and the time it has left."""
@@ -283,9 +316,35 @@ class HasImages(Protocol):
         """Raises ImageNotFound, or Conflict while a box is made of it."""
 
 
-class ExportsImages(Protocol):
-    async def export_image(self, name: str, target: Path, on_progress: OnProgress) -> None:
-        """Write one as an image archive, for what makes something else of it."""
+class ImageVerbs:
+    """Verbs of images, for providers that have a part of their own which does them."""
+
+    @cached_property
+    def _images(self) -> HasImages:
+        raise NotImplementedError
+
+    async def images(self) -> Sequence[Image]:
+        return await self._images.images()
+
+    async def build_image(self, build: ImageBuild, on_progress: OnProgress) -> Image:
+        return await self._images.build_image(build, on_progress)
+
+    async def pull_image(self, name: str, on_progress: OnProgress) -> Image:
+        return await self._images.pull_image(name, on_progress)
+
+    async def import_image(self, source: Path, name: str, on_progress: OnProgress) -> Image:
+        return await self._images.import_image(source, name, on_progress)
+
+    async def remove_image(self, name: str, *, force: bool = False) -> None:
+        await self._images.remove_image(name, force=force)
+
+
+class BuildsArchives(Protocol):
+    async def check_builder(self) -> None:
+        """Raise ProviderUnavailable if it cannot build on this host."""
+
+    async def build_archive(self, build: ImageBuild, target: Path, on_progress: OnProgress) -> None:
+        """Build, and write what came of it as an image archive, for a provider that makes its own of it."""
 
 
 class HasKernels(Protocol):

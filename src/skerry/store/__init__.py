@@ -1,5 +1,8 @@
-"""The registry: what is known of every sandbox, shared by all processes that use an installation."""
+"""The registry: records and events of every sandbox, shared by all processes of an installation.
 
-from skerry.store.store import Store
+From outside: `Store` and `Changes`. The databases behind it, SQLite and PostgreSQL, are loaded when they are needed.
+"""
 
-__all__ = ["Store"]
+from skerry.store.store import Changes, Store
+
+__all__ = ["Changes", "Store"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 from skerry.errors import ConfigError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 from skerry.store.base import Database, Transaction
@@ -21,15 +24,25 @@ except ImportError as error:
     ) from None
 
 T = TypeVar("T")
+_log = logging.getLogger("skerry.store")
 
 _WRITERS = 0x736B65727279
 """The advisory lock that writers hold until they have committed, so that there is one at a time."""
 _ATTEMPTS = 5
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
-_FULL = ("53100",)
-_READ_ONLY = ("25006", "42501")  # a standby; no right to write
-_CORRUPT = ("XX001", "XX002")
-_TIMEOUT = ("57014", "55P03", "25P03")  # a statement, a lock, a writer that did nothing for too long
+_FULL = (StoreFull, "no room to write the registry {}: free some on the database's disk ({})")
+_READ_ONLY = (StoreReadOnly, "the registry {} cannot be written to: {}")
+_CORRUPT = (StoreCorrupt, "the registry {} is damaged: restore it from a backup ({})")
+_BUSY = (StoreUnavailable, "the registry {} was busy for too long: retry ({})")
+_GONE = (StoreUnavailable, "the registry {} does not answer: {}")
+_REFUSED = (StoreError, "the registry {} refused what skerry asked of it: {}")
+_MEANINGS: Mapping[str | None, tuple[type[StoreError], str]] = {
+    "53100": _FULL,
+    "25006": _READ_ONLY,  # a standby
+    "42501": _READ_ONLY,  # no right to write
+    **dict.fromkeys(("XX001", "XX002"), _CORRUPT),
+    **dict.fromkeys(("57014", "55P03", "25P03"), _BUSY),  # a statement, a lock, a writer that did nothing for too long
+}
 
 
 class PostgreSQL(Database):
@@ -58,18 +71,21 @@ class PostgreSQL(Database):
                 except psycopg.Error as error:
                     if error.sqlstate not in _CONFLICTS:
                         raise
+                    _log.debug("the registry %s: a transaction is retried (%s)", self.name, error.sqlstate)
             return self._survive(work, write)
         except psycopg.Error as error:
             raise self._explain(error) from None  # the cause may repeat the URL's secrets
 
     def _survive(self, work: Callable[[Transaction], T], write: bool) -> T:
         """Run `work` on a connection; once more on another one if it was lost, unless it had been committed."""
-        attempt = _Attempt(self._connect())
+        connection = self._connect()
+        attempt = _Attempt(connection)
         try:
             return attempt.run(work, write)
         except psycopg.Error:
-            if not attempt.is_lost():
+            if not connection.closed:
                 raise
+        _log.info("the connection to the registry %s was lost: a new one is made", self.name)
         self._disconnect()
         connection = self._connect()
         if attempt.was_committed(connection):
@@ -91,17 +107,9 @@ class PostgreSQL(Database):
         message = " ".join(str(error).split())
         for secret in self._secrets:
             message = message.replace(secret, "***")
-        if error.sqlstate in _FULL:
-            return StoreFull(f"no room to write the registry {self.name}: free some on the database's disk ({message})")
-        if error.sqlstate in _READ_ONLY:
-            return StoreReadOnly(f"the registry {self.name} cannot be written to: {message}")
-        if error.sqlstate in _CORRUPT:
-            return StoreCorrupt(f"the registry {self.name} is damaged: restore it from a backup ({message})")
-        if error.sqlstate in _TIMEOUT:
-            return StoreUnavailable(f"the registry {self.name} was busy for too long: retry ({message})")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-            return StoreUnavailable(f"the registry {self.name} does not answer: {message}")
-        return StoreError(f"the registry {self.name} refused what skerry asked of it: {message}")
+        is_gone = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        kind, text = _MEANINGS.get(error.sqlstate, _GONE if is_gone else _REFUSED)
+        return kind(text.format(self.name, message))
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -110,21 +118,21 @@ class PostgreSQL(Database):
             self._connection = None
 
 
-class _Attempt:
+class _Attempt(msgspec.Struct):
     """One run of some work on one connection; it can tell afterwards whether it was committed."""
 
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
-        self._id: int | None = None
-        self._is_committing = False
-        self.result: Any = None
+    _connection: psycopg.Connection
+    _id: int | None = None
+    _is_committing: bool = False
+    result: Any = None
 
     def run(self, work: Callable[[Transaction], T], write: bool) -> T:
         try:
             if write:
                 sql = "SELECT txid_current(), pg_advisory_xact_lock(%s)"
                 self._id = self._connection.execute(sql, (_WRITERS,)).fetchall()[0][0]
-            result = self.result = work(_Transaction(self._connection))
+            tx = Transaction(lambda sql, params: self._connection.execute(_dialect(sql), params))
+            result = self.result = work(tx)
             self._is_committing = write
             self._connection.commit()
             return result
@@ -132,9 +140,6 @@ class _Attempt:
             with suppress(psycopg.Error):
                 self._connection.rollback()
             raise
-
-    def is_lost(self) -> bool:
-        return bool(self._connection.closed)
 
     def was_committed(self, connection: psycopg.Connection) -> bool:
         """Ask another connection: the answer to a COMMIT may have been lost on its way."""
@@ -145,17 +150,6 @@ class _Attempt:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_WRITERS,))
             status = connection.execute("SELECT txid_status(%s)", (self._id,)).fetchall()[0][0]
         return bool(status == "committed")
-
-
-class _Transaction(Transaction):
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
-
-    def execute(self, sql: str, *params: Any) -> int:
-        return self._connection.execute(_dialect(sql), params).rowcount
-
-    def rows(self, sql: str, *params: Any) -> Sequence[tuple[Any, ...]]:
-        return self._connection.execute(_dialect(sql), params).fetchall()
 
 
 @lru_cache(maxsize=128)
@@ -173,7 +167,7 @@ def _ensure_meta(connection: psycopg.Connection) -> None:
 
 
 def _with_deadlines(settings: dict[str, str], timeout_s: float) -> dict[str, str]:
-    """The settings, with an end to every wait: for the server, for other writers, and for a network that is gone."""
+    """Add an end to every wait: for the server, for other writers, and for a network that is gone."""
     milliseconds = str(int(timeout_s * 1000))
     limits = f"-c statement_timeout={milliseconds} -c idle_in_transaction_session_timeout={milliseconds}"
     defaults = {

@@ -1,30 +1,45 @@
-"""How records and events become rows, and rows become records and events."""
+"""Records and events as rows, and back."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from skerry.clock import End, Moment
 from skerry.errors import InvalidSpec, StoreCorrupt
-from skerry.lifecycle import State
-from skerry.records import Cause, Event, Filter, Owner, Record
-from skerry.spec import SandboxId, Spec
+from skerry.model.records import Cause, Event, Filter, Owner, Record
+from skerry.model.spec import Spec
+from skerry.model.states import State
 from skerry.store.schema import LIVE
 
 RECORD = (
     "id, spec, state, version, created_at, updated_at, owner, ephemeral, doomed, cause, detail, key, cid, "
-    "enforced, boot_id, volumes, remaker"
+    "enforced, boot_id, volumes, remaker, written, ends"
 )
 HIDDEN = "***"
 EVENT = "seq, time, sandbox, kind, state, cause, data"
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_spec = msgspec.json.Decoder(Spec)
-_owner = msgspec.json.Decoder(Owner)
-_plain = msgspec.json.Decoder(dict[str, Any])
+owner_of = msgspec.json.Decoder(Owner).decode
+digests_of = msgspec.json.Decoder(dict[str, str]).decode
+_plain = msgspec.json.Decoder(dict[str, Any]).decode
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "spec": msgspec.json.Decoder(Spec).decode,
+    "state": State,
+    "owner": owner_of,
+    "ephemeral": bool,
+    "doomed": bool,
+    "cause": Cause,
+    "enforced": _plain,
+    "volumes": bool,
+    "remaker": owner_of,
+    "written": msgspec.json.Decoder(Moment).decode,
+    "ends": msgspec.json.Decoder(End).decode,
+    "data": _plain,
+}
 
 
 def to_json(value: Any) -> str:
@@ -33,49 +48,38 @@ def to_json(value: Any) -> str:
 
 
 def without_secrets(spec: Spec) -> Spec:
-    """A spec for the registry. What is in its environment may be secret, and the agent alone needs it."""
+    """The spec for the registry. Values of its environment may be secret, and the agent alone needs them."""
     return msgspec.structs.replace(spec, env=dict.fromkeys(spec.env, HIDDEN))
 
 
 def fingerprint(spec: Spec, salt: str) -> str:
-    """Tells one spec from another without telling what is in its environment."""
-    env = {name: hmac.digest(salt.encode(), value.encode(), "sha256").hex() for name, value in spec.env.items()}
-    return to_json(msgspec.structs.replace(spec, env=env))
+    """A text that tells one spec from another, and no value of its environment."""
+    return to_json(msgspec.structs.replace(spec, env=digests(spec.env, salt)))
 
 
-def owner_of(text: str) -> Owner:
-    return _owner.decode(text)
+def digests(env: Mapping[str, str], salt: str) -> dict[str, str]:
+    """Digests that tell each value of an environment from any other."""
+    return {name: hmac.digest(salt.encode(), value.encode(), "sha256").hex() for name, value in env.items()}
+
+
+def _decoded(columns: str, row: Sequence[Any]) -> dict[str, Any]:
+    """The values of a row by their columns; NULL is None."""
+    found = dict(zip(columns.split(", "), row, strict=True))
+    for name in found.keys() & _DECODERS.keys():
+        found[name] = None if found[name] is None else _DECODERS[name](found[name])
+    return found
 
 
 def to_record(row: Sequence[Any]) -> Record:
-    id, spec, state, version, created, updated, owner, ephemeral, doomed, cause, detail, key, cid, *rest = row
-    enforced, boot, volumes, remaker = rest
     try:
-        return Record(
-            id=id,
-            spec=_spec.decode(spec),
-            state=State(state),
-            version=version,
-            created_at=created,
-            updated_at=updated,
-            owner=_owner.decode(owner),
-            ephemeral=bool(ephemeral),
-            doomed=bool(doomed),
-            cause=Cause(cause) if cause is not None else None,
-            detail=detail,
-            key=key,
-            cid=cid,
-            enforced=_plain.decode(enforced),
-            boot_id=boot,
-            volumes=bool(volumes),
-            remaker=_owner.decode(remaker) if remaker is not None else None,
-        )
+        found = _decoded(RECORD, row)
+        return Record(end=found.pop("ends"), **found)
     except (msgspec.DecodeError, InvalidSpec, ValueError, TypeError) as error:
-        raise StoreCorrupt(f"the registry's record of sandbox {id} cannot be read: {error}") from error
+        raise StoreCorrupt(f"the registry's record of sandbox {row[0]} cannot be read: {error}") from error
 
 
 def to_columns(record: Record) -> dict[str, Any]:
-    """What a change may change."""
+    """The columns that a change may change."""
     return {
         "version": record.version,
         "state": record.state.value,
@@ -93,27 +97,20 @@ def to_columns(record: Record) -> dict[str, Any]:
         "boot_id": record.boot_id,
         "volumes": int(record.volumes),
         "remaker": to_json(record.remaker) if record.remaker is not None else None,
+        "written": to_json(record.written) if record.written is not None else None,
+        "ends": to_json(record.end) if record.end is not None else None,
     }
 
 
 def to_event(row: Sequence[Any]) -> Event:
-    seq, time, sandbox, kind, state, cause, data = row
     try:
-        return Event(
-            seq=seq,
-            time=time,
-            sandbox=SandboxId(sandbox),
-            kind=kind,
-            state=State(state),
-            cause=Cause(cause) if cause is not None else None,
-            data=_plain.decode(data),
-        )
+        return Event(**_decoded(EVENT, row))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
-        raise StoreCorrupt(f"the registry's event {seq} cannot be read: {error}") from error
+        raise StoreCorrupt(f"the registry's event {row[0]} cannot be read: {error}") from error
 
 
 def where(filter: Filter) -> tuple[str, list[str]]:
-    """All of a filter but its labels, as a condition and its parameters."""
+    """A filter, but for its labels, as a condition and its parameters."""
     conditions, params = ["1 = 1"], []
     if filter.states:
         conditions.append(f"state IN ({', '.join('?' for _ in filter.states)})")

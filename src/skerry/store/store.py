@@ -2,44 +2,88 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from skerry import clock
+from skerry.aio import backoff
+from skerry.clock import End, Moment
 from skerry.errors import ConfigError, Conflict, InvalidSpec, LimitReached, NotFound, WrongState
-from skerry.lifecycle import State, move
-from skerry.records import Cause, Event, Filter, Owner, Record
-from skerry.spec import SandboxId, Spec
+from skerry.ledger import facts
+from skerry.ledger.ledger import OFF
+from skerry.model.records import Cause, Event, Filter, Owner, Record
+from skerry.model.spec import SandboxId, Spec
+from skerry.model.states import State, move
 from skerry.store import rows
 from skerry.store.base import Database, Transaction
 from skerry.store.schema import LIVE, prepare
 
-TIMEOUT_S = 10.0
-"""How long another process, or the database, is waited for."""
-_FREEING = frozenset({State.DESTROYED, State.ERROR, State.LOST})
+TIMEOUT_S = 10.0  # how long another process, or the database, is waited for
+_FREEING = frozenset({State.DESTROYED, State.LOST})
 _SETTLED = frozenset({State.READY, State.PAUSED, State.STOPPED})
 _CANDIDATES = 10
+_TRIES = 20
+_FIRST_CID = 1 << 17
+"""Smaller ones are for machines without a record: templates, probes, those with a Docker in them."""
+_CIDS = 1 << 31
+_RETRY_S = (0.001, 0.05)
 _ALL_LIVE = Filter()
+_log = logging.getLogger("skerry.store")
+
+
+class Changes(TypedDict, total=False):
+    """Fields of a record that change together, in one event; None leaves one as it is."""
+
+    to: State | None
+    kind: str | None
+    cause: Cause | None
+    detail: str | None
+    doomed: bool | None
+    enforced: dict[str, Any] | None
+    spec: Spec | None
+    owner: Owner | None
+    ephemeral: bool | None
+    volumes: bool | None
+    remaker: Owner | None
+    boot_id: str | None
+    restart_lifetime: bool
 
 
 class Store:
-    """What is known of every sandbox. Many processes may use one at once; `instance` is their installation's id."""
+    """Records and events of all sandboxes, for many processes at once; `instance` is their installation's id, and `now`
+    the clock by which everything of theirs ends."""
 
-    def __init__(self, database: Database, instance: str) -> None:
+    def __init__(self, database: Database, instance: str, now: Callable[[], Moment] = clock.now) -> None:
         self._database = database
         self.instance = instance
+        self.now = now
+        self.ledger = OFF
+        """The ledger that is told of every change."""
 
     @classmethod
-    async def open(cls, url: str, *, timeout_s: float = TIMEOUT_S) -> Store:
+    async def open(cls, url: str, *, timeout_s: float = TIMEOUT_S, now: Callable[[], Moment] = clock.now) -> Store:
         """Open, and make or migrate where needed, the registry at a path, `sqlite:///path` or `postgresql://...`."""
         database = _database(url, timeout_s)
         try:
-            return cls(database, await prepare(database))
+            return cls(database, await prepare(database), now)
         except BaseException:
             await database.aclose()
             raise
+
+    @classmethod
+    async def in_memory(cls) -> Store:
+        """Make a registry that no other process sees, of no installation; it ends with the object."""
+        from skerry.store.sqlite import InMemory
+
+        database = InMemory()
+        await database.prepare()
+        return cls(database, instance="")
 
     async def aclose(self) -> None:
         await self._database.aclose()
@@ -56,8 +100,11 @@ class Store:
         max_sandboxes: int = 0,
         state: State = State.CREATING,
         enforced: dict[str, Any] | None = None,
+        told: Mapping[str, str] | None = None,
     ) -> tuple[Record, bool]:
-        """Take a place, a name and a cid before any box exists; the record, and whether it was newly made."""
+        """Reserve a place, a name and a CID before any box exists; the record, and whether it is new. `told` are
+        variables that the box has beside those of its spec, for `vouched`. Raises Conflict, LimitReached or
+        InvalidSpec."""
         if key is not None and not (0 < len(key) <= 256 and key.isprintable()):
             raise InvalidSpec("key: an idempotency key is 1 to 256 printable characters", field="key")
         asked = rows.fingerprint(spec, self.instance)
@@ -68,8 +115,10 @@ class Store:
             if tx.rows("SELECT 1 FROM sandboxes WHERE id = ?", id):
                 raise Conflict(f"the id {id} is taken by another sandbox")
             _refuse_taken_name(tx, spec, id)
-            _refuse_beyond(tx, max_sandboxes)
-            now = time.time()
+            if max_sandboxes and (count := _count(tx, LIVE)) >= max_sandboxes:
+                advice = "destroy some, retry later, or raise the limit"
+                raise LimitReached(f"max_sandboxes is {max_sandboxes} and {count} exist: {advice}")
+            now, moment, seq = time.time(), self.now(), _next(tx, "event")
             record = Record(
                 id=id,
                 spec=rows.without_secrets(spec),
@@ -80,12 +129,14 @@ class Store:
                 owner=owner,
                 ephemeral=ephemeral,
                 key=key,
-                cid=_next(tx, "cid"),
+                cid=_cid(self.instance, seq) if self.instance else None,
                 boot_id=boot_id,
                 enforced=enforced or {},
+                written=moment,
+                end=End(moment, spec.lifetime_s) if spec.lifetime_s else None,
             )
-            seq = _next(tx, "event")
-            _insert(tx, record, seq, asked if key is not None else None)
+            env = self._digests(id, {**(told or {}), **spec.env})
+            _insert(tx, record, seq, asked=asked if key is not None else None, env=rows.to_json(env))
             _emit(tx, record, seq, "created")
             return record, True
 
@@ -95,7 +146,8 @@ class Store:
         return await self._database.transact(lambda tx: _get(tx, id), write=False)
 
     async def find(self, reference: str) -> Record:
-        """The sandbox with that whole id, else that name, else the only one whose id begins so (live ones first)."""
+        """The sandbox with that id, else that name, else the only one whose id begins so (live ones first). Raises
+        NotFound or Conflict."""
         reference = rows.clean(reference)
 
         def work(tx: Transaction) -> Record:
@@ -112,41 +164,42 @@ class Store:
             raise NotFound("no sandbox has an empty id or name: give an id, the beginning of one, or a name")
         return await self._database.transact(work, write=False)
 
-    async def change(
-        self,
-        record: Record,
-        *,
-        to: State | None = None,
-        kind: str | None = None,
-        cause: Cause | None = None,
-        detail: str | None = None,
-        doomed: bool | None = None,
-        enforced: dict[str, Any] | None = None,
-        spec: Spec | None = None,
-        owner: Owner | None = None,
-        ephemeral: bool | None = None,
-        volumes: bool | None = None,
-        remaker: Owner | None = None,
-        boot_id: str | None = None,
-    ) -> Record:
-        """Change what is given, and tell it as one event; Conflict if somebody else changed the record first.
+    async def update(self, record: Record, change: Callable[[Record], Awaitable[Changes | None]]) -> Record:
+        """Make the changes that `change` decides on, and decide again if others changed the record first. None leaves
+        it as it is. Raises NotFound, and Conflict if its name is taken or others do not stop."""
+        for _, delay_s in zip(range(_TRIES), backoff(*_RETRY_S), strict=False):
+            changes = await change(record)
+            if changes is None:
+                return record
+            try:
+                return await self.change(record, **changes)
+            except Conflict:
+                current = await self.get(record.id)
+                if current.version == record.version:
+                    raise  # it is not the record that is in the way, but its name
+            _log.debug("sandbox %s was changed by others meanwhile: retry", record.id)
+            record = current
+            await asyncio.sleep(delay_s)
+        raise Conflict(f"sandbox {record.id} is changed all the time by others; try again")
 
-        A sandbox that was lost and is found again has no cause of end any more, unless one is given; one that is ready,
-        paused or stopped from here on is no longer being made anew.
-        """
-        wanted: dict[str, Any] = {
-            "cause": cause,
-            "detail": rows.clean(detail) if detail is not None else None,
-            "doomed": doomed,
-            "enforced": msgspec.to_builtins(enforced),
-            "spec": rows.without_secrets(spec) if spec is not None else None,
-            "owner": owner,
-            "ephemeral": ephemeral,
-            "volumes": volumes,
-            "remaker": remaker,
-            "boot_id": boot_id,
-        }
-        given = {field: value for field, value in wanted.items() if value is not None}
+    async def change(self, record: Record, **changes: Unpack[Changes]) -> Record:
+        """Change the fields that are given, as one event. Raises Conflict if others changed the record first.
+
+        The lifetime counts from when the sandbox is first ready, or with `restart_lifetime` from now. A lost sandbox
+        that is found again loses its cause of end, unless one is given; one that becomes ready, paused or stopped is no
+        longer being rebuilt."""
+        given: dict[str, Any] = {field: value for field, value in changes.items() if value is not None}
+        to: State | None = given.pop("to", None)
+        kind: str | None = given.pop("kind", None)
+        restart: bool = given.pop("restart_lifetime", False)
+        if "detail" in given:
+            given["detail"] = rows.clean(given["detail"])
+        if "enforced" in given:
+            given["enforced"] = msgspec.to_builtins(given["enforced"])
+        spec: Spec | None = given.get("spec")
+        if spec is not None:
+            given["spec"] = rows.without_secrets(spec)
+        doomed = given.get("doomed", False)
         told = kind or (to.value if to is not None else "doomed" if doomed else None)
 
         def work(tx: Transaction) -> Record:
@@ -158,6 +211,8 @@ class Store:
             state = move(current.state, to) if to is not None else current.state
             found_again = {"cause": None, "detail": ""} if current.state is State.LOST and state not in _FREEING else {}
             settled = {"remaker": None} if to in _SETTLED else {}
+            is_made = to is State.READY and current.state is State.CREATING and current.remaker is None
+            now = self.now()
             fields = {
                 **found_again,
                 **settled,
@@ -165,6 +220,8 @@ class Store:
                 "state": state,
                 "version": current.version + 1,
                 "updated_at": time.time(),
+                "written": now,
+                "end": _end(current, spec or current.spec, now, is_made=is_made, restart=restart),
             }
             changed = msgspec.structs.replace(current, **fields)
             if spec is not None and changed.is_live:
@@ -173,13 +230,38 @@ class Store:
             _emit(tx, changed, _next(tx, "event"), told or state.value, detail=given.get("detail"))
             return changed
 
-        return await self._database.transact(work, frees=bool(doomed or record.doomed or to in _FREEING))
+        facts.tell_before(self.ledger, record, told, given)
+        changed = await self._database.transact(work, frees=doomed or record.doomed or to in _FREEING)
+        facts.tell_after(self.ledger, record, told, changed)
+        return changed
+
+    async def note_env(self, id: SandboxId, env: Mapping[str, str]) -> None:
+        """Note digests of the values that a box is about to be told, for `vouched`."""
+        if env:
+            await self._database.transact(lambda tx: _add_env(tx, id, self._digests(id, env)))
+
+    async def vouched(self, id: SandboxId, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables of an environment, told by a box, that have the values noted for it."""
+        noted = await self._database.transact(lambda tx: _noted_env(tx, id), write=False)
+        return {name: env[name] for name, digest in self._digests(id, env).items() if noted.get(name) == digest}
+
+    def _digests(self, id: SandboxId, env: Mapping[str, str]) -> dict[str, str]:
+        return rows.digests(env, f"{self.instance}{id}")
+
+    async def note_ends(self, records: Iterable[Record]) -> None:
+        """Note the rest of their lifetimes, for a restart of the host; without event or conflict with changes."""
+        now = self.now()
+
+        def work(tx: Transaction) -> None:
+            for record in records:
+                end = rows.to_json(_end(record, record.spec, now))
+                tx.execute("UPDATE sandboxes SET ends = ? WHERE id = ? AND version = ?", end, record.id, record.version)
+
+        await self._database.transact(work)
 
     async def boot_slot(self, id: SandboxId, *, max_boots: int, owner_alive: Callable[[Owner], bool]) -> bool:
-        """Mark a creating sandbox as booting, if fewer than `max_boots` (0: no limit) others of living owners are.
-
-        The mark is gone when it leaves `creating`.
-        """
+        """Mark a creating sandbox as booting, if fewer than `max_boots` (0: no limit) others of living owners are. It
+        loses the mark with the state. Raises NotFound or WrongState."""
         booting = await self._database.transact(_booting, write=False)
         dead = {other for other in booting if not owner_alive(rows.owner_of(other[1]))}
 
@@ -198,7 +280,7 @@ class Store:
         return await self._database.transact(work)
 
     async def events(self, *, after: int = 0, sandbox: SandboxId | None = None, limit: int = 1000) -> list[Event]:
-        """What happened after `after`, in order. Whoever asks again with the last `seq` misses nothing."""
+        """Events after the one with the `seq` of `after`, in order."""
         condition, params = ("seq > ?", [after]) if sandbox is None else ("seq > ? AND sandbox = ?", [after, sandbox])
         sql = f"SELECT {rows.EVENT} FROM events WHERE {condition} ORDER BY seq LIMIT ?"
         return await self._database.transact(
@@ -210,7 +292,7 @@ class Store:
         return await self._database.transact(lambda tx: _counter(tx, "event"), write=False)
 
     async def prune(self, *, before: float) -> int:
-        """Forget what ended, and what happened, before that time; how many sandboxes that were."""
+        """Delete sandboxes that ended, and events, before that time; how many sandboxes."""
 
         def work(tx: Transaction) -> int:
             tx.execute("DELETE FROM events WHERE time < ?", before)
@@ -254,6 +336,18 @@ def _get(tx: Transaction, id: SandboxId) -> Record:
     raise NotFound(f"no sandbox has the id {id!r}")
 
 
+def _noted_env(tx: Transaction, id: SandboxId) -> dict[str, str]:
+    for (text,) in tx.rows("SELECT env FROM sandboxes WHERE id = ?", id):
+        return rows.digests_of(text)
+    return {}
+
+
+def _add_env(tx: Transaction, id: SandboxId, digests: dict[str, str]) -> None:
+    if digests:
+        env = rows.to_json({**_noted_env(tx, id), **digests})
+        tx.execute("UPDATE sandboxes SET env = ? WHERE id = ?", env, id)
+
+
 def _count(tx: Transaction, condition: str, *params: Any) -> int:
     return int(tx.rows(f"SELECT count(*) FROM sandboxes WHERE {condition}", *params)[0][0])
 
@@ -267,8 +361,14 @@ def _next(tx: Transaction, counter: str) -> int:
     return _counter(tx, counter)
 
 
+def _cid(instance: str, seq: int) -> int:
+    """CID of the sandbox whose first event is `seq`. Installations begin at places of their own: the kernel of a host
+    that several share knows a number once."""
+    return _FIRST_CID + (zlib.crc32(instance.encode()) + seq) % _CIDS
+
+
 def _held_by_key(tx: Transaction, project: str, key: str, asked: str) -> Record | None:
-    """The live sandbox that was asked for with this key; what was asked counts, not what it was changed to since."""
+    """The live sandbox of this key. Raises Conflict if it was asked for with another spec, whatever it is now."""
     for row in tx.rows(
         f"SELECT asked, {rows.RECORD} FROM sandboxes WHERE project = ? AND key = ? AND {LIVE}", project, key
     ):
@@ -278,18 +378,21 @@ def _held_by_key(tx: Transaction, project: str, key: str, asked: str) -> Record 
     return None
 
 
+def _end(record: Record, spec: Spec, now: Moment, *, is_made: bool = False, restart: bool = False) -> End | None:
+    """The end of its lifetime, noted now."""
+    if not spec.lifetime_s:
+        return None
+    if restart or record.end is None:
+        return End(now, spec.lifetime_s)
+    if is_made:  # its agent has counted for a while already, but not for longer than it was in the making
+        return End(now, spec.lifetime_s, spec.lifetime_s - (record.end.left_at(now) or 0.0))
+    return record.end.noted_at(now)
+
+
 def _refuse_taken_name(tx: Transaction, spec: Spec, id: SandboxId) -> None:
     taken = f"SELECT id FROM sandboxes WHERE project = ? AND name = ? AND id <> ? AND {LIVE}"
     for (holder,) in tx.rows(taken, spec.project, spec.name, id):
         raise Conflict(f"the name {spec.name!r} is taken by sandbox {holder} in project {spec.project!r}")
-
-
-def _refuse_beyond(tx: Transaction, max_sandboxes: int) -> None:
-    count = _count(tx, LIVE) if max_sandboxes else 0
-    if max_sandboxes and count >= max_sandboxes:
-        raise LimitReached(
-            f"max_sandboxes is {max_sandboxes} and {count} exist: destroy some, retry later, or raise the limit"
-        )
 
 
 def _booting(tx: Transaction) -> set[tuple[str, str]]:
@@ -298,16 +401,9 @@ def _booting(tx: Transaction) -> set[tuple[str, str]]:
     return {(id, maker) for id, maker in tx.rows(sql)}
 
 
-def _insert(tx: Transaction, record: Record, seq: int, asked: str | None) -> None:
-    columns = rows.to_columns(record) | {
-        "id": record.id,
-        "seq": seq,
-        "key": record.key,
-        "asked": asked,
-        "cid": record.cid,
-        "created_at": record.created_at,
-        "booting": 0,
-    }
+def _insert(tx: Transaction, record: Record, seq: int, **more: str | None) -> None:
+    made = {"id": record.id, "seq": seq, "key": record.key, "created_at": record.created_at}
+    columns = rows.to_columns(record) | made | {"cid": record.cid, "booting": 0} | more
     places = ", ".join("?" for _ in columns)
     tx.execute(f"INSERT INTO sandboxes ({', '.join(columns)}) VALUES ({places})", *columns.values())
 

@@ -1,1 +1,1 @@
-"""Ways to reach the manager from outside Python, each in a file of its own."""
+"""Servers on the manager for other programs. Each package is one protocol; the command line starts them."""

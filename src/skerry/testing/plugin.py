@@ -17,8 +17,8 @@ import pytest
 
 if TYPE_CHECKING:
     from skerry.providers.mock import Mock
-    from skerry.sandbox import AsyncSandbox
-    from skerry.sync import Sandbox
+    from skerry.sandbox.sandbox import AsyncSandbox
+    from skerry.sync.api import Sandbox
 
 pytest.register_assert_rewrite("skerry.testing.conformance")
 
@@ -27,6 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skerry-provider", help="the provider that the conformance suite is run against")
     parser.addoption("--skerry-image", help="what its boxes are made of")
     parser.addoption("--skerry-runtime", help="what its boxes are run by")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs_real_unix: a conformance check for boxes with a real shell and terminals")
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def mock_provider() -> Mock:
 @pytest.fixture
 async def async_sandbox(mock_provider: Mock) -> AsyncIterator[AsyncSandbox]:
     """A ready sandbox on `mock_provider`, gone after the test. Needs an async test plugin, such as anyio's."""
-    from skerry.sandbox import AsyncSandbox
+    from skerry.sandbox.sandbox import AsyncSandbox
 
     async with AsyncSandbox(provider="mock", provider_object=mock_provider) as sandbox:
         yield sandbox
@@ -49,7 +53,7 @@ async def async_sandbox(mock_provider: Mock) -> AsyncIterator[AsyncSandbox]:
 @pytest.fixture
 def sandbox(mock_provider: Mock) -> Iterator[Sandbox]:
     """A ready sandbox on `mock_provider` for tests without async, gone after the test."""
-    from skerry.sync import Sandbox
+    from skerry.sync.api import Sandbox
 
     with Sandbox(provider="mock", provider_object=mock_provider) as ready:
         yield ready

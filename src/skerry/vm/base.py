@@ -1,4 +1,4 @@
-"""The seam of virtual machines: what a hypervisor must do, and nothing else."""
+"""Interface of hypervisors, and the constants of the guest's contract."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ if TYPE_CHECKING:
     from skerry.vm.folder import VmFolder
 
 CONTROL_PORT = 51
-"""Where PID 1 of a guest listens, as root: to the host alone."""
+"""Port of PID 1 of a guest, which is root and hears the host alone."""
 AGENT_PORT = 52
-"""Where the agent of the guest's user listens."""
+"""Port of the agent of the guest's user."""
 READY_PORT = 1024
-"""Where the host listens for a guest that has come up: the socket `v.sock_1024` beside `v.sock`."""
+"""Port of the host for a guest that has come up: the socket `v.sock_1024` beside `v.sock`."""
 CHANNEL = "v.sock"
-"""The socket in a machine's folder that answers `CONNECT port`, whatever runs the machine."""
+"""Socket in a machine's folder that answers `CONNECT port`, whatever runs the machine."""
 CONSOLE = "console.log"
 FIRST_CID = 3
+"""First CID of a guest. Those of Firecracker's templates, and so of their clones, have no other: the vsock of each is a
+socket in its own folder."""
 LEAST_MEMORY_MIB = 256
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a guest boots. `key` changes with every byte of it."""
+    """Kernel of a guest. `key` changes with every byte of it."""
 
     key: str
     version: str
@@ -34,7 +36,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """Built by us from Debian's source: it has what Debian's kernels lack, and needs no modules."""
     vmlinuz: Path
     vmlinux: Path
-    """The same uncompressed, for a hypervisor that wants it so."""
+    """Kernel uncompressed, for a hypervisor that wants it so."""
     initrd: Path
 
 
@@ -49,7 +51,7 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a virtual machine is made of."""
+    """Devices of a virtual machine."""
 
     kernel: Kernel
     drives: tuple[Drive, ...]
@@ -57,16 +59,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int = LEAST_MEMORY_MIB
     boot_args: tuple[str, ...] = ()
     """Beside those that the hypervisor needs itself."""
-    cid: int = FIRST_CID
     network: Literal["none", "user"] = "none"
     publish: Mapping[str, int] = {}
     """Sockets in the machine's folder that lead to a port of the guest, without any handshake."""
+    cid: int | None = None
+    """Guest's number in vsock, if it is to have a certain one."""
     saveable: bool = False
     """Whether it is booted to be saved: a hypervisor may have to keep its memory in another way then."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine may take of the host, all its processes together."""
+class MachineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a machine on the host, for all its processes together."""
 
     memory: int
     cpus: float
@@ -74,7 +77,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hypervisor can do on this host, found by trying."""
+    """Capabilities of a hypervisor on this host, found by trying."""
 
     accelerator: Literal["kvm", "tcg", "hvf", "none"]
     version: str
@@ -89,12 +92,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EMULATED = "emulated: for development and CI, not a security boundary"
-"""What is said of every machine that software emulates."""
+"""Verdict on every machine that software emulates."""
 
 
 class Hypervisor(ABC):
-    """Runs machines, each in a folder of its own that tells all there is to know of it: any process can go on where
-    another has stopped. It undoes nothing: whoever calls `boot` kills what it left."""
+    """Runs machines, each in a folder that any process can go on from. Who calls `boot` kills what it left."""
 
     name: ClassVar[str]
 
@@ -102,13 +104,16 @@ class Hypervisor(ABC):
     async def probe(self) -> Capabilities:
         """Raises ProviderUnavailable, with the one-line fix, if this host runs no such machines."""
 
-    @abstractmethod
-    async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:
-        """A drive in the folder that begins as `base`, which stays as it is, and is `size` bytes large if that is
-        more. What is written takes room, and nothing else does."""
+    def why_no_network(self) -> str | None:
+        """Reason why its machines can have no network that leads out and not to the host; None where they can."""
+        return f"{self.name} gives its machines none"
 
     @abstractmethod
-    async def boot(self, folder: VmFolder, machine: Machine, limits: Limits | None) -> None:
+    async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:
+        """A sparse drive in the folder that begins as `base`, which stays as it is, and is at least `size` bytes."""
+
+    @abstractmethod
+    async def boot(self, folder: VmFolder, machine: Machine, limits: MachineLimits | None) -> None:
         """Start it from its kernel; returns once it runs, not once the guest is up."""
 
     @abstractmethod
@@ -117,7 +122,7 @@ class Hypervisor(ABC):
         content of its writable drives belongs to what was saved. Nothing may be connected to it."""
 
     @abstractmethod
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: Limits | None) -> None:
+    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
         """Start a clone of what was saved; returns once it runs. `machine` differs from the saved one in the paths of
         its drives at most; the guest is told of drives that have another size by now. Raises Conflict for what
         cannot be restored here: another version, another processor, a broken file."""
@@ -135,5 +140,4 @@ class Hypervisor(ABC):
 
     @abstractmethod
     async def kill(self, folder: VmFolder) -> None:
-        """End whatever there is of it, at once, and remove its sockets; its drives and its console stay. Quiet if
-        there is nothing."""
+        """End it at once, and remove its sockets; drives and console stay. Quiet if there is nothing."""

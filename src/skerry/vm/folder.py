@@ -1,4 +1,4 @@
-"""The folder of a machine: what was intended, what runs, and how it ended; any process can go on from it.
+"""Folder of a machine: its intent, its processes, and how it ended; any process can go on from it.
 
 Where a machine has a uid of its own the folder stays root's, with the sticky bit and the machine's group: the machine
 may make files in it and cannot replace ours. What it made is never followed.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import logging
 import os
 import socket
 import stat
@@ -17,37 +19,41 @@ from typing import TypeVar
 
 import msgspec
 
-from skerry.agent import dial
-from skerry.agent.stream import Stream
-from skerry.errors import AgentUnreachable
-from skerry.host import folders, locks
-from skerry.host.processes import Process, boot_id
+from skerry.clock import boot_id
+from skerry.errors import AgentUnreachable, ProviderError
+from skerry.host import folders, locks, sparse, uids
+from skerry.host.processes import Process
+from skerry.net import dial
+from skerry.net.stream import Stream
 from skerry.vm.base import CHANNEL, CONSOLE, READY_PORT
+
+_log = logging.getLogger("skerry.vm")
 
 OLDER_CONSOLE = f"{CONSOLE}.1"
 _VM = "vm.json"
 _PROCESSES = "processes.json"
 _ENDED = "ended.json"
 _LOCK = "lock"
+_TOKEN = "token"
 _MAX_NOTE = 64 * 1024
 _HARDLY_ANY_ROOM = 1 << 20
 _Note = TypeVar("_Note")
 
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine was meant to be, noted before anything of it runs, and then who runs it."""
+    """Intent of a machine, noted before anything of it runs, and then its processes."""
 
     boot_id: str
     uid: int | None
-    """The host uid that is only this machine's; None if it shares ours."""
+    """Host uid of this machine alone; None if it shares ours."""
     groups: list[str] = []
     cid: int | None = None
     warden: Process | None = None
     vmm: Process | None = None
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How a machine's process ended, in the words of its warden."""
+class MachineEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """End of a machine's process, as its warden tells it."""
 
     code: int | None
     signal: int | None
@@ -57,24 +63,12 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 class VmFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    def __repr__(self) -> str:
-        return f"VmFolder({str(self.path)!r})"
+        self.channel = path / CHANNEL
+        self.ready = path / f"{CHANNEL}_{READY_PORT}"
+        self.console = path / CONSOLE
 
     def file(self, name: str) -> Path:
         return self.path / name
-
-    @property
-    def channel(self) -> Path:
-        return self.path / CHANNEL
-
-    @property
-    def ready(self) -> Path:
-        return self.path / f"{CHANNEL}_{READY_PORT}"
-
-    @property
-    def console(self) -> Path:
-        return self.path / CONSOLE
 
     def make(self) -> None:
         folders.make_new(self.path, f"a machine in {self.path}")
@@ -89,70 +83,75 @@ class VmFolder:
         except FileNotFoundError:
             yield False
             return
-        try:
+        with open(fd, "rb"):
             locks.wait(fd, timeout_s, f"the machine in {self.path} is held by another process")
-            yield self._is_lock_file(fd)
-        finally:
-            os.close(fd)
-
-    def _is_lock_file(self, fd: int) -> bool:
-        """Whether the file that was locked is still that of this folder."""
-        try:
-            return os.path.samestat(os.fstat(fd), os.lstat(self.path / _LOCK))
-        except FileNotFoundError:
-            return False
+            yield locks.is_in_place(fd, self.path / _LOCK)
 
     def write(self, vm: Vm) -> None:
-        """Note what is about to be started; what was noted of an earlier start is gone."""
+        """Note the start of a machine; notes of an earlier start are removed."""
         for name in (_ENDED, f"{_ENDED}.new", _PROCESSES, _VM):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path / name)
+            (self.path / name).unlink(missing_ok=True)
         self.write_file(_VM, msgspec.json.encode(vm))
 
     def write_processes(self, warden: Process, vmm: Process) -> None:
-        """Note who runs it."""
         self.write_file(_PROCESSES, msgspec.json.encode([warden, vmm]))
 
     def read(self) -> Vm | None:
-        """None if nothing was ever started here; without processes if its start was not seen through."""
-        vm = _decode(self.read_file(_VM), Vm)
-        running = _decode(self.read_file(_PROCESSES), tuple[Process, Process])
+        """Note of its start; None if there was none, and without processes if it was cut short."""
+        vm = _decode(self.read_note(_VM), Vm)
+        running = _decode(self.read_note(_PROCESSES), tuple[Process, Process])
         return vm if vm is None or running is None else msgspec.structs.replace(vm, warden=running[0], vmm=running[1])
 
-    def read_end(self) -> End | None:
-        """None while it runs, and if its warden did not live to tell."""
-        return _decode(self.read_file(_ENDED), End)
+    def read_end(self) -> MachineEnd | None:
+        """Its end; None while it runs, and if its warden did not live to tell."""
+        return _decode(self.read_file(_ENDED), MachineEnd)
 
     def write_file(self, name: str, data: bytes) -> None:
-        """Whole or not at all, and nobody else's: the machine cannot change it."""
+        """Write a file whole or not at all, which the machine cannot change."""
         draft = self.path / f"{name}.new"
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+        draft.unlink(missing_ok=True)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb", buffering=0) as file:
             file.write(data)
         draft.rename(self.path / name)
 
     def read_file(self, name: str, limit: int = _MAX_NOTE) -> bytes:
-        """The tail of a file that the machine may have made: no link is followed, and nothing but a file is read."""
+        """Tail of a file that the machine may have made; empty if there is none."""
+        fd = self.open_file(name)
+        if fd is None:
+            return b""
+        with open(fd, "rb", buffering=0):
+            return os.pread(fd, limit, max(0, os.fstat(fd).st_size - limit))
+
+    def read_note(self, name: str) -> bytes:
+        """Read a note of ours; empty if there is none, or the machine has made it in our place."""
+        fd = self.open_file(name)
+        if fd is None:
+            return b""
+        with open(fd, "rb", buffering=0):
+            return os.pread(fd, _MAX_NOTE, 0) if os.fstat(fd).st_uid == os.geteuid() else b""
+
+    def open_file(self, name: str) -> int | None:
+        """Open a file that the machine may have made: no link is followed; None unless it is a file of its own or of
+        ours."""
         try:
             fd = os.open(self.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            return b""
-        with open(fd, "rb", buffering=0) as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return b""
-            return os.pread(file.fileno(), limit, max(0, status.st_size - limit))
+            return None
+        if is_its_own(os.fstat(fd)):
+            return fd
+        os.close(fd)
+        return None
 
     def is_running(self) -> bool:
+        """Whether it runs, or has just ended and its warden is about to tell how."""
         vm = self.read()
         if vm is None or vm.warden is None or vm.vmm is None or vm.boot_id != boot_id():
             return False
-        return vm.vmm.is_alive() and vm.warden.is_alive()
+        return vm.warden.is_alive() and (vm.vmm.is_alive() or self.read_end() is None)
 
     def how_it_ended(self) -> str:
-        """For people; nothing while it runs."""
+        """Its end in words for people; empty while it runs."""
         if self.is_running():
             return ""
         end = self.read_end()
@@ -162,34 +161,39 @@ class VmFolder:
             how = f"the machine was killed by signal {end.signal}"
         else:
             how = f"the machine ended with code {end.code}"
-        return how if self._has_room() else f"{how}; there is no room left on the disk of {self.path}"
-
-    def _has_room(self) -> bool:
-        """A machine whose memory is a file is killed where there is none, and nobody can note how."""
-        try:
+        with contextlib.suppress(OSError):
             disk = os.statvfs(self.path)
-        except OSError:
-            return True
-        return disk.f_bavail * disk.f_frsize >= _HARDLY_ANY_ROOM
+            if disk.f_bavail * disk.f_frsize < _HARDLY_ANY_ROOM:  # a machine whose memory is a file is killed then
+                how += f"; there is no room left on the disk of {self.path}"
+        return how
 
     def read_console(self, limit: int = _MAX_NOTE) -> str:
-        """The last bytes of what the guest's kernel and the hypervisor said."""
+        """Last bytes of the console of the guest's kernel and the hypervisor."""
         newest = self.read_file(CONSOLE, limit)
         older = self.read_file(OLDER_CONSOLE, limit - len(newest)) if len(newest) < limit else b""
         return (older + newest).decode(errors="replace").replace("\r\n", "\n")
 
     async def dial(self, port: int, timeout_s: float) -> Stream:
-        """A stream to a port of the guest; a machine that has ended says so."""
+        """Open a stream to a port of the guest. Raises AgentUnreachable, which tells how a machine ended."""
         try:
-            return await dial.firecracker(self._socket(), port, timeout_s=timeout_s)
+            stream = await dial.firecracker(self._socket(), port, timeout_s=timeout_s)
+            stream.token = self.read_token()
+            return stream
         except AgentUnreachable as error:
             how = self.how_it_ended()
             if not how:
                 raise
             raise AgentUnreachable(f"nothing answers in {self.path}: {how}") from error
 
+    def write_token(self, token: str) -> None:
+        """Keep the secret that the guest demands, where its channel is open to other users of the host."""
+        self.write_file(_TOKEN, token.encode())
+
+    def read_token(self) -> str | None:
+        return self.read_file(_TOKEN).decode(errors="replace") or None
+
     def _socket(self) -> Path:
-        """The channel's. A link of ours may lead to it; one of the machine's own is not followed."""
+        """Socket of the channel. A link of ours may lead to it; one of the machine's own is not followed."""
         with contextlib.suppress(OSError):
             if os.lstat(self.channel).st_uid == os.geteuid():
                 return self.path / os.readlink(self.channel)
@@ -207,24 +211,22 @@ class VmFolder:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         try:
-            if vm.warden.is_alive():
-                loop.add_reader(pidfd, ended.set)
-                async with asyncio.timeout(timeout_s):
-                    await ended.wait()
-            return True
-        except TimeoutError:
-            return False
+            if not vm.warden.is_alive():
+                return True
+            loop.add_reader(pidfd, ended.set)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), timeout_s)
+            return ended.is_set()
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
 
     def ready_listener(self) -> socket.socket:
-        """What a guest connects to when it has come up."""
+        """Listen for a guest that has come up."""
         name = self.ready.name
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with self.short() as folder:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{folder}/{name}")
+            Path(folder, name).unlink(missing_ok=True)
             listener.bind(f"{folder}/{name}")
             os.chmod(f"{folder}/{name}", 0o666)  # whose uid will connect is not known yet; the folder keeps others out
         listener.listen()
@@ -232,7 +234,7 @@ class VmFolder:
 
     @contextlib.contextmanager
     def short(self) -> Iterator[str]:
-        """A short name of the folder: the address of a unix socket ends at 107 bytes."""
+        """Short name of the folder: the address of a unix socket ends at 107 bytes."""
         fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield f"/proc/self/fd/{fd}"
@@ -241,14 +243,20 @@ class VmFolder:
 
     def remove_sockets(self, *, but: Path | None = None) -> None:
         with os.scandir(self.path) as entries:
-            sockets = [entry.path for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
-        for path in sockets:
-            if path != str(but):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+            found = [entry for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
+        for entry in found:
+            if entry.path != str(but):
+                Path(entry.path).unlink(missing_ok=True)
 
     def remove(self) -> None:
         folders.remove(self.path)
+
+
+def is_its_own(file: os.stat_result) -> bool:
+    """Whether what lies in a machine's folder may have been made there. A hypervisor that was taken over can put
+    another name of a file of ours in the place of its own, where the kernel lets everybody make such names."""
+    is_ours = file.st_uid == os.geteuid() and file.st_nlink == 1
+    return stat.S_ISREG(file.st_mode) and (is_ours or uids.is_one(file.st_uid))
 
 
 def _decode(data: bytes, kind: type[_Note]) -> _Note | None:
@@ -256,3 +264,45 @@ def _decode(data: bytes, kind: type[_Note]) -> _Note | None:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError:
         return None
+
+
+def take_file(source: Path, target: Path, mode: int, not_a_file: str) -> None:
+    """Move a file that a machine has made, and keep it as ours. Raises ProviderError for anything but a file."""
+    found = source.lstat() if os.path.lexists(source) else None
+    if found is None or not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        raise ProviderError(not_a_file)
+    try:
+        source.rename(target)
+    except OSError:  # another filesystem
+        sparse.copy(source, target)
+        source.unlink()
+    os.chown(target, os.geteuid(), os.getegid(), follow_symlinks=False)
+    target.chmod(mode)
+
+
+def write_note(path: Path, value: object) -> None:
+    """Write a value as JSON into a folder of ours, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_bytes(msgspec.json.encode(value))
+    draft.replace(path)
+
+
+def read_note(path: Path, kind: type[_Note]) -> _Note | None:
+    """Value of a note; None if there is none, or half of one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        _log.warning("the note %s cannot be read: %s", path, error)
+        return None
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Hold a lock file of ours, which is made if there is none, for a few file operations."""
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "rb"):
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield

@@ -8,35 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
+import shutil
 import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import CreateFailed, ProviderError
+from skerry import clock
+from skerry.errors import CreateFailed, LimitReached, ProviderError
 from skerry.host import cgroup, processes, scope, uids
 from skerry.host.processes import Process
-from skerry.vm import cids, network
-from skerry.vm.base import CONSOLE, Limits
-from skerry.vm.folder import OLDER_CONSOLE, Vm, VmFolder
-from skerry.vm.spawn import Child
+from skerry.host.spawn import Child
+from skerry.vm.base import CONSOLE, FIRST_CID, MachineLimits
+from skerry.vm.folder import OLDER_CONSOLE, Vm, VmFolder, is_its_own, locked_file
+
+_log = logging.getLogger("skerry.vm")
 
 CHANNEL_FD = 3
-"""The hypervisor's end of the channel to the guest, where it gets that by a descriptor."""
+"""Hypervisor's end of the channel to the guest, where it gets that by a descriptor."""
 LISTEN_FD = 4
-"""The first of the sockets that the hypervisor listens on."""
+"""First of the sockets that the hypervisor listens on."""
 _FILE_FD = 10
 _CONSOLE_BYTES = 512 * 1024
 _START = str(Path(__file__).parent / "warden" / "start.py")
+_CIDS = Path("/run/skerry/cids")
+"""CIDs in use, for the whole host, not for an installation: the kernel knows a number once."""
+_CID_COUNT = 65536
+_PATH = "/usr/bin:/usr/sbin:/bin:/sbin:/usr/local/bin"
+_CIDR = "10.0.3.0/24"
+"""Network between the machine's namespace and the host; the guest's own, which its hypervisor makes, is another."""
+NAMESERVER = "10.0.3.3"
+"""Nameserver of guests: it asks the host's own resolver."""
 
 
-class Jail(msgspec.Struct, frozen=True, kw_only=True):
-    """What is launched begins as root and makes itself into the machine's user: the warden then stays root too."""
+class JailedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that begins as root and drops to the machine's user itself: the warden then stays root too."""
 
     uid: int
     pid_file: str
@@ -44,7 +55,7 @@ class Jail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run in a machine's folder."""
+    """Process to run in a machine's folder."""
 
     argv: list[str]
     files: tuple[Path, ...] = ()
@@ -57,22 +68,22 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     own: tuple[str, ...] = ()
     """Files that it may write to: names in the folder, or paths."""
     device_groups: tuple[int, ...] = ()
-    """The groups that may use the devices that it needs, such as /dev/kvm."""
+    """Groups that may use the devices that it needs, such as /dev/kvm."""
     network: bool = False
-    """Whether its namespace has a way out; see `network.why_none`."""
+    """Whether its namespace has a way out; see `why_no_network`."""
     cid: int | None = None
     """Its number in the kernel's vsock, if the warden serves the channel's socket through that."""
-    jail: Jail | None = None
+    jail: JailedProcess | None = None
     timeout_s: float = 10
 
 
 def file(index: int) -> str:
-    """The name of `Launch.files[index]` for the process that is launched."""
+    """Name of `Launch.files[index]` for the process that is launched."""
     return f"/proc/self/fd/{_FILE_FD + index}"
 
 
-def start(folder: VmFolder, launch: Launch, limits: Limits | None) -> Vm:
-    """Returns once the hypervisor's process runs. It undoes nothing: whoever calls it kills what it left."""
+def start(folder: VmFolder, launch: Launch, limits: MachineLimits | None) -> Vm:
+    """Start the hypervisor's process below a warden. Raises CreateFailed or ProviderError; the caller kills it then."""
     with folder.locked(0) as exists:
         if not exists:
             raise CreateFailed(f"there is no folder {folder.path} to start a machine in")
@@ -80,50 +91,57 @@ def start(folder: VmFolder, launch: Launch, limits: Limits | None) -> Vm:
         if before is not None and _processes_of(folder, before):
             raise ProviderError(f"there are processes of a machine in {folder.path} already: kill it first")
         try:
-            return _start(folder, launch, _host_limits(limits))
+            return _start(folder, launch, _host_limits(limits), is_first=before is None)
         except OSError as error:
             raise CreateFailed(f"the machine cannot be started: {error}") from error
 
 
-def _start(folder: VmFolder, launch: Launch, limits: cgroup.Limits | None) -> Vm:
-    if launch.network and (reason := network.why_none()) is not None:
+def _start(folder: VmFolder, launch: Launch, limits: cgroup.GroupLimits | None, *, is_first: bool) -> Vm:
+    if launch.network and (reason := why_no_network()) is not None:
         raise CreateFailed(f"the machine can have no network: {reason}")
     deadline = time.monotonic() + launch.timeout_s
     name = _group_name(folder)
-    by_scope = limits is not None and bool(_scope_controllers())
+    uid = launch.jail.uid if launch.jail is not None else uids.take() if uids.are_available() else None
+    holder = None if limits is None else scope.holder()
     vm = Vm(
-        boot_id=processes.boot_id(),
-        uid=_uid(launch),
-        groups=[] if limits is None or by_scope else [str(group) for group in _hierarchies().groups(name, limits)],
+        boot_id=clock.boot_id(),
+        uid=uid,
+        groups=[str(group) for group in holder.groups(name, limits)] if holder and limits else [],
         cid=launch.cid,
     )
     folder.write(vm)
     folder.remove_sockets(but=folder.ready)  # somebody waits there already
-    _give_to(vm.uid, folder, launch)
-    command, env = _command(folder, limits if by_scope else None)
+    _give_to(vm.uid, folder, launch, is_first=is_first)
+    command, env = [sys.executable, "-I", "-S", _START, str(folder.path)], dict[str, str]()
+    if holder and limits:
+        command, env = holder.command(command, name, limits)
     with _opened(launch.files, vm.uid) as files, Child(command, env, files) as child:
-        if limits is not None and not by_scope:
+        if holder and limits:
             # while the interpreter starts: a first write to cgroup.procs takes as long as that
-            _hierarchies().confine(child.pid, name, limits)
+            holder.confine(child.pid, name, limits)
         child.tell(msgspec.json.encode(_task(launch, vm)))
         answer = child.answer(deadline)
         child.join()
     warden, vmm = Process.of(answer["warden"]), Process.of(answer["vmm"])
     if warden is None or vmm is None:
         if warden is not None:
-            processes.wait_until_dead(warden, max(0.0, deadline - time.monotonic()))  # it still tells how
+            processes.wait_until_dead([warden], max(0.0, deadline - time.monotonic()))  # it still tells how
         how = folder.how_it_ended()
         raise CreateFailed(f"the machine ended as soon as it was started: {how}", log=folder.read_console(4096))
-    if by_scope and limits is not None:
-        scope.check_placed(name, warden.pid, limits)
     folder.write_processes(warden, vmm)
+    if holder and limits:
+        for process in (warden, vmm):
+            _check_held(process, holder, name, limits)
     return msgspec.structs.replace(vm, warden=warden, vmm=vmm)
 
 
-def _uid(launch: Launch) -> int | None:
-    if launch.jail is not None:
-        return launch.jail.uid
-    return uids.take() if uids.are_available() else None
+def _check_held(process: Process, holder: scope.Holder, name: str, limits: cgroup.GroupLimits) -> None:
+    try:
+        holder.check(process.pid, name, limits)
+    except ProviderError as error:
+        if process.is_alive():  # how one ended is told by whoever waits for its guest
+            raise
+        _log.debug("process %d of group %s ended before its limits were checked: %s", process.pid, name, error)
 
 
 def kill(folder: VmFolder, timeout_s: float = 10) -> None:
@@ -134,22 +152,22 @@ def kill(folder: VmFolder, timeout_s: float = 10) -> None:
         if vm is None:
             return
         while found := _processes_of(folder, vm):
-            if not processes.kill_and_wait(found, max(0.0, deadline - time.monotonic())):
+            _log.debug("killing %d processes of the machine in %s", len(found), folder.path)
+            if not processes.wait_until_dead(found, max(0.0, deadline - time.monotonic()), kill=True):
                 raise ProviderError(f"processes of the machine in {folder.path} do not die: {found}")
         cgroup.remove([Path(group) for group in vm.groups], max(0.0, deadline - time.monotonic()))
         if vm.cid is not None:
-            cids.free(vm.cid, folder.path)
+            free_cid(vm.cid, folder.path)
         folder.remove_sockets()
 
 
 def _processes_of(folder: VmFolder, vm: Vm) -> set[Process]:
-    if vm.boot_id != processes.boot_id():
+    if vm.boot_id != clock.boot_id():
         return set()
     found = {process for pid in cgroup.members(map(Path, vm.groups)) if (process := Process.of(pid))}
     found.update(process for process in (vm.warden, vm.vmm) if process is not None and process.is_alive())
     if vm.warden is None or not vm.groups:
-        # No group tells of all that it may have started, or it died between the start and the note of it: then it is
-        # found by its arguments, its folder, or its uid.
+        # no group tells of all, or it died before it was noted: it is found by its arguments, its folder, or its uid
         found.update(processes.find_by_arguments((_START, str(folder.path)), 2))
         found.update(_at_work_in(folder.path))
         found.update(() if vm.uid is None else processes.find_by_uid(vm.uid))
@@ -168,30 +186,11 @@ def _group_name(folder: VmFolder) -> str:
     return f"skerry-vm-{hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]}"
 
 
-@cache
-def _hierarchies() -> cgroup.Hierarchies:
-    return cgroup.find()
-
-
-@cache
-def _scope_controllers() -> set[str]:
-    """Only asked for where groups cannot be made directly: systemd takes its time."""
-    return scope.usable_controllers(os.geteuid()) if os.geteuid() and _hierarchies().why_not else set()
-
-
-def _host_limits(limits: Limits | None) -> cgroup.Limits | None:
+def _host_limits(limits: MachineLimits | None) -> cgroup.GroupLimits | None:
     if limits is None:
         return None
     page = os.sysconf("SC_PAGE_SIZE")
-    return cgroup.Limits(memory=limits.memory - limits.memory % page, pids=limits.pids, cpus=limits.cpus)
-
-
-def _command(folder: VmFolder, scope_limits: cgroup.Limits | None) -> tuple[list[str], dict[str, str]]:
-    """The warden's command, and the environment of what may come before it."""
-    command = [sys.executable, "-I", "-S", _START, str(folder.path)]
-    if scope_limits is None:
-        return command, {}
-    return [*scope.command(_group_name(folder), scope_limits), *command], scope.environment(os.geteuid())
+    return cgroup.GroupLimits(memory=limits.memory - limits.memory % page, pids=limits.pids, cpus=limits.cpus)
 
 
 def _task(launch: Launch, vm: Vm) -> dict[str, object]:
@@ -205,28 +204,30 @@ def _task(launch: Launch, vm: Vm) -> dict[str, object]:
         "vsock": launch.cid,
         "listen": {name: LISTEN_FD + index for index, name in enumerate(launch.listen)},
         "publish": launch.publish,
-        "network": network.command() if launch.network else None,
+        "network": _network_command() if launch.network else None,
         "files": [_FILE_FD, _FILE_FD + len(launch.files)],
         "console_bytes": _CONSOLE_BYTES,
     }
 
 
-def _give_to(uid: int | None, folder: VmFolder, launch: Launch) -> None:
+def _give_to(uid: int | None, folder: VmFolder, launch: Launch, *, is_first: bool) -> None:
     if uid is None:
         return
     os.chown(folder.path, 0, uid)
     os.chmod(folder.path, 0o1770)
     for name in (*launch.own, CONSOLE, OLDER_CONSOLE):
         with contextlib.suppress(FileNotFoundError):
-            _give_file(folder.path / name, uid)
+            _give_file(folder.path / name, uid, is_first=is_first)
 
 
-def _give_file(path: Path, uid: int) -> None:
-    """What another machine made before is no link to a file of ours."""
+def _give_file(path: Path, uid: int, *, is_first: bool) -> None:
+    """Give a file to the machine's uid, but no link, nor what an earlier run of it may have put in its place: before
+    the first, all is ours, and a volume has two names. Raises ProviderError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ProviderError(f"{path} cannot be given to a machine: it is no file")
+        found = os.fstat(fd)
+        if not (stat.S_ISREG(found.st_mode) if is_first else is_its_own(found)):
+            raise ProviderError(f"{path} cannot be given to a machine: it is no file of its own")
         os.fchown(fd, uid, uid)
         os.fchmod(fd, 0o600)
     finally:
@@ -245,3 +246,58 @@ def _opened(paths: tuple[Path, ...], uid: int | None) -> Iterator[dict[int, int]
                 raise CreateFailed(f"machines may not read {path}: chmod o+r {path}")
             numbers[number] = fd
         yield numbers
+
+
+def take_cid(owner: Path, wanted: int | None = None, folder: Path = _CIDS) -> int:
+    """Take the number of the kernel's vsock that is wanted, or any that no machine has: its owner's folder is gone.
+    Raises LimitReached, or CreateFailed if another has the one that is wanted."""
+    with _locked_cids(folder):
+        for cid in range(FIRST_CID, FIRST_CID + _CID_COUNT) if wanted is None else (wanted,):
+            entry = folder / str(cid)
+            holder = _holder(entry)
+            if holder is None or (wanted is not None and holder == str(owner)):
+                entry.unlink(missing_ok=True)
+                entry.symlink_to(owner)
+                return cid
+    if wanted is not None:
+        raise CreateFailed(f"the machine in {holder} has the CID {wanted} already, that of another registry: try again")
+    raise LimitReached("all guest numbers for vsock are taken: end machines that are not used")
+
+
+def free_cid(cid: int, owner: Path, folder: Path = _CIDS) -> None:
+    """Give a number back; quiet if it is another's by now."""
+    with _locked_cids(folder), contextlib.suppress(FileNotFoundError):
+        if os.readlink(folder / str(cid)) == str(owner):
+            os.unlink(folder / str(cid))
+
+
+def _holder(entry: Path) -> str | None:
+    """Folder of the machine that has a number; None if it is gone."""
+    try:
+        holder = os.readlink(entry)
+    except FileNotFoundError:
+        return None
+    return holder if os.path.isdir(holder) else None
+
+
+def _locked_cids(folder: Path) -> contextlib.AbstractContextManager[None]:
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return locked_file(folder / ".lock")  # not the folder itself: anybody may open that, and could lock us out
+
+
+def why_no_network() -> str | None:
+    """Reason why machines can have no network that leads out and not to the host; None where they can."""
+    if os.geteuid() != 0:
+        return "only root can give a machine a network that does not lead to the host's own services"
+    if shutil.which("slirp4netns", path=_PATH) is None:
+        return "slirp4netns is not installed: apt-get install slirp4netns"
+    return None
+
+
+def _network_command() -> list[str]:
+    """Command that joins a namespace to the outside, without the namespace. Its sandbox gives up all mounts that it
+    sees: it sees copies, as the host would lose those that are shared, such as the namespaces of `ip netns`."""
+    program = shutil.which("slirp4netns", path=_PATH) or "slirp4netns"
+    apart = [shutil.which("unshare", path=_PATH) or "unshare", "--mount", "--propagation=private", "--"]
+    safe = ["--disable-host-loopback", "--enable-sandbox", "--enable-seccomp"]
+    return [*apart, program, "--configure", "--mtu=65520", f"--cidr={_CIDR}", *safe]

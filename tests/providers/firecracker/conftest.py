@@ -12,15 +12,15 @@ from vm.firecracker.installing import StandIns, install
 from skerry.host import uids
 from skerry.providers.firecracker import Firecracker
 from skerry.providers.machine import provider as machine_provider
-from skerry.providers.machine.sources import Sources
-from skerry.vm.firecracker import programs
+from skerry.providers.machine.images import Sources
+from skerry.vm.firecracker import probe
 
 
 @pytest.fixture
 def world_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For this test alone, which has to leave nothing that runs there."""
     monkeypatch.setattr(machine_provider, "Sources", Sources)
-    monkeypatch.setattr(programs, "check_device", programs.check_device)
+    monkeypatch.setattr(probe, "check_device", probe.check_device)
     folder = Path(tempfile.mkdtemp(prefix="skerry-fc-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from providers.firecracker.fc_world import provider_on
 
 from skerry.host import uids
-from skerry.spec import SandboxId, Spec
+from skerry.model.spec import SandboxId, Spec
 from skerry.vm import launch
 from skerry.vm.firecracker.api import Api
 

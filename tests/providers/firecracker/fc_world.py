@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from skerry.providers.firecracker import Firecracker, FirecrackerConfig
-from skerry.providers.machine.sources import Source, Sources
+from skerry.providers.machine.images import Source, Sources
 from skerry.vm.base import Kernel
-from skerry.vm.firecracker import programs
+from skerry.vm.firecracker import probe
 from skerry.vm.images.store import VmImage
 
 _MIB = 1 << 20
@@ -67,21 +67,25 @@ def _file(path: Path, data: bytes) -> Path:
 
 
 def provider_on(folder: Path, *, jailed: bool) -> Firecracker:
+    return Firecracker(config_on(folder, jailed=jailed))
+
+
+def config_on(folder: Path, *, jailed: bool, template: bool = True) -> FirecrackerConfig:
     """Its stand-ins are in `folder / "bin"`. It believes in /dev/kvm without a look."""
     from skerry.providers.machine import provider as module
 
     NoImages.folder = folder / "files"
     NoImages.folder.mkdir(exist_ok=True)
     module.Sources = NoImages  # type: ignore[misc]
-    programs.check_device = lambda *_: None
-    config = FirecrackerConfig(
+    probe.check_device = lambda *_: None
+    return FirecrackerConfig(
         state_dir=str(folder / "state"),
         cache_dir=str(folder / "cache"),
         program=str(folder / "bin/firecracker"),
         jailer=str(folder / "bin/jailer") if jailed else "",
         start_timeout_s=30.0,
+        template=template,
     )
-    return Firecracker(config)
 
 
 def running_in(folder: Path) -> set[int]:

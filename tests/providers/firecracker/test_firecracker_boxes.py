@@ -9,19 +9,30 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from manager.world import config_of
 from providers.firecracker import fc_victim
-from providers.firecracker.fc_world import provider_on, running_in
+from providers.firecracker.fc_world import config_on, provider_on, running_in
 from vm.firecracker.installing import StandIns
 
-from skerry.errors import CreateFailed, ProviderUnavailable, SkerryError, Unsupported
+from skerry.errors import CreateFailed, ProviderError, ProviderUnavailable, SkerryError, Unsupported
 from skerry.host import uids
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Network, Spec, new_id
+from skerry.net.http import HttpClient
 from skerry.providers.base import BoxState
 from skerry.providers.firecracker import Firecracker
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Network, Spec, new_id
+from skerry.providers.machine import plan
+from skerry.providers.shared import loopback
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.testing.conformance import base as conformance
 from skerry.testing.conformance.base import eventually
+from skerry.vm.base import FIRST_CID
+from skerry.vm.firecracker.jail import API
+from skerry.vm.firecracker.snapshot_note import MachineNote
 from skerry.vm.folder import VmFolder
 
 Make = Callable[..., Awaitable[AsyncSandbox]]
@@ -33,7 +44,7 @@ async def make(provider: Firecracker) -> AsyncIterator[Make]:
 
     async def one(**options: object) -> AsyncSandbox:
         spec = Spec.of(**{"provider": "firecracker", "data": False, **options})  # type: ignore[arg-type]
-        made.append(await AsyncSandbox.create(spec, provider))
+        made.append(await conformance.make(spec, provider))
         return made[-1]
 
     yield one
@@ -62,6 +73,35 @@ async def test_boxes_are_clones_of_one_machine_that_was_booted_once(make: Make, 
     assert asked.count("PUT /snapshot/load") == 2
 
 
+async def _cid(world_folder: Path, id: str) -> int:
+    """CID of a machine as its Firecracker tells it."""
+    folder = world_folder / "state" / id / "vm"
+    socket = folder / MachineNote.read(folder).home / API
+    answer = await HttpClient(f"unix://{socket}", timeout_s=10, follow=False).request("GET", "/vm/config")
+    return int(answer.json(dict[str, Any])["vsock"]["guest_cid"])
+
+
+@pytest.mark.parametrize("template", [False, True])
+async def test_a_machine_that_boots_has_the_cid_of_its_record_and_a_clone_that_of_its_template(
+    provider: Firecracker, world_folder: Path, tmp_path: Path, template: bool
+) -> None:
+    """Firecracker cannot change it with a snapshot. It matters to nobody: the socket of a machine is its own."""
+    mine = config_on(world_folder, jailed=uids.are_available(), template=template)
+    settings = config_of(tmp_path, provider="firecracker", providers={"firecracker": msgspec.to_builtins(mine)})
+    async with AsyncSandboxManager(settings, reconcile=False) as manager:
+        first, second = [await manager.create(data=False) for _ in range(2)]
+        given = [(await manager.record(sandbox.id)).cid or 0 for sandbox in (first, second)]
+        assert min(given) > FIRST_CID
+        assert len({*given}) == 2
+        expected = [FIRST_CID, FIRST_CID] if template else given
+        assert [await _cid(world_folder, sandbox.id) for sandbox in (first, second)] == expected
+        await manager.stop(first.id)
+        await manager.start(first.id)
+        assert await _cid(world_folder, first.id) == expected[0]
+        for sandbox in (first, second):
+            await manager.destroy(sandbox.id)
+
+
 async def test_nothing_is_left_of_a_destroyed_box(make: Make, provider: Firecracker, world_folder: Path) -> None:
     sandbox = await make()
     assert running_in(world_folder)
@@ -69,6 +109,24 @@ async def test_nothing_is_left_of_a_destroyed_box(make: Make, provider: Firecrac
     await provider.destroy(sandbox.id)
     assert running_in(world_folder) == set()
     assert not (world_folder / "state" / sandbox.id).exists()
+
+
+@pytest.mark.parametrize("put", [os.symlink, os.link])
+async def test_a_file_of_ours_in_place_of_a_disk_is_in_no_snapshot(
+    make: Make, provider: Firecracker, world_folder: Path, put: Callable[[Path, Path], None]
+) -> None:
+    sandbox = await make()
+    await provider.stop(sandbox.id)
+    disk, secret = _machine(world_folder, sandbox).file("disk.raw"), world_folder / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    disk.unlink()
+    put(secret, disk)
+    with pytest.raises(ProviderError, match="not the disk"):
+        await provider.snapshot(sandbox.id, "stolen")
+    assert await provider.snapshots() == []
+    with pytest.raises(ProviderError):
+        await provider.start(sandbox.id, sandbox.spec)
+    assert secret.stat().st_uid == os.geteuid()
 
 
 async def test_a_stopped_box_has_its_files_when_it_is_started(make: Make, provider: Firecracker) -> None:
@@ -169,6 +227,27 @@ async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
 async def test_a_network_is_refused_with_what_to_do_instead(provider: Firecracker) -> None:
     with pytest.raises(Unsupported, match="provider qemu"):
         await provider.enforcement(Spec(provider="firecracker", network=Network.BRIDGE))
+
+
+async def test_a_box_with_rules_is_prepared_by_its_first_process_at_each_start(
+    make: Make, provider: Firecracker
+) -> None:
+    sandbox = await make(network="rules")
+    assert sandbox.enforced["network"].by == loopback.BY_RULES
+    for _ in range(2):
+        said = (await sandbox.exec(["cat", loopback.LOW_PORTS_FILE, loopback.RESOLV_CONF])).text
+        assert said == f"0\n{loopback.RESOLV_CONF_TEXT}"
+        await sandbox.close()
+        await provider.stop(sandbox.id)
+        await provider.start(sandbox.id, sandbox.spec)
+
+
+async def test_a_box_with_rules_that_its_first_process_did_not_prepare_is_no_box(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_PREPARED", {})
+    with pytest.raises(CreateFailed, match="the box cannot have rules"):
+        await make(network="rules")
 
 
 async def test_doctor_is_told_of_the_jail(provider: Firecracker, world_folder: Path) -> None:

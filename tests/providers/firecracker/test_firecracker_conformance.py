@@ -15,17 +15,17 @@ from providers.firecracker.fc_world import running_in
 from providers.reuse import OnOneBox
 
 from skerry.errors import ProviderUnavailable
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.firecracker import Firecracker, FirecrackerConfig
-from skerry.spec import Spec
-from skerry.vm.firecracker import programs
+from skerry.vm.firecracker import probe
 
 _START_S = 60.0
 _IS_REQUIRED = "firecracker" in os.environ.get("SKERRY_REQUIRE", "").split(",")
 
 try:
-    programs.find("firecracker", "jailer")
-    programs.check_device()
+    probe.find("firecracker", "jailer")
+    probe.check_device()
 except ProviderUnavailable as error:
     if not _IS_REQUIRED:
         pytest.skip(f"the whole suite: {error.reason}", allow_module_level=True)

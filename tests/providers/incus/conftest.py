@@ -1,27 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Unpack
 
 import pytest
 from engines.incus_cluster import Cluster
 from engines.incus_world import World
 from engines.incusd import Incusd
+from providers.making import Make, making
 
-from skerry.providers.base import Provider
 from skerry.providers.incus import Incus
-from skerry.providers.incus.info import Info
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, SpecOptions
-
-Make = Callable[..., Awaitable[AsyncSandbox]]
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shared folders are built once for all tests, from this checkout."""
-    return tmp_path_factory.mktemp("cache")
+from skerry.providers.incus.info import IncusInfo
 
 
 @pytest.fixture
@@ -54,19 +43,11 @@ async def world(incus_cluster: Cluster, cache: Path, tmp_path: Path) -> AsyncIte
 
 @pytest.fixture
 async def make(incus: Incus, incus_image: str) -> AsyncIterator[Make]:
-    made: list[AsyncSandbox] = []
-
-    async def one(provider: Provider = incus, **options: Unpack[SpecOptions]) -> AsyncSandbox:
-        spec = Spec.of(**{"provider": "incus", "image": incus_image, "data": False, **options})
-        made.append(await AsyncSandbox.create(spec, provider))
-        return made[-1]
-
-    yield one
-    for sandbox in made:
-        await sandbox.destroy(volumes=True)
+    async with making(incus, image=incus_image, data=False) as make:
+        yield make
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that shares neither our files nor our processes."""
-    monkeypatch.setattr(Info, "is_local", property(lambda _self: False))
+    monkeypatch.setattr(IncusInfo, "is_local", property(lambda _self: False))

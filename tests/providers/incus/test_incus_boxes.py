@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.incusd import Incusd
+from engines.images import make_debian
+from engines.incusd import Incusd, free_subnet
+from providers import packages, scores
+from providers.making import Make
 
 from skerry.errors import (
     AgentUnreachable,
     ConfigError,
-    CreateFailed,
-    InvalidSpec,
     LimitReached,
     ProviderUnavailable,
     Unsupported,
+    UserNotFound,
 )
+from skerry.model.spec import Spec
 from skerry.providers.base import BoxState
 from skerry.providers.incus import Incus
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import eventually
 
 _SYS_ADMIN = 1 << 21
-Make = Callable[..., Awaitable[AsyncSandbox]]
 
 
 async def test_a_daemon_elsewhere_is_reached_through_its_own_exec(
@@ -58,9 +58,9 @@ async def test_who_runs_in_a_box(make: Make) -> None:
         found = await sandbox.exec("echo $(id -u) $(id -g); touch ~/f && stat -c %u:%g ~")
         assert found.text.split("\n")[:2] == [told, told.replace(" ", ":")]
         await sandbox.destroy()
-    with pytest.raises(CreateFailed, match="no user is called 'nobody-here'"):
+    with pytest.raises(UserNotFound, match="no user is called 'nobody-here'"):
         await make(user="nobody-here")
-    with pytest.raises(CreateFailed, match="from 0 to 65535"):
+    with pytest.raises(UserNotFound, match="from 0 to 65535"):
         await make(user="100000")
 
 
@@ -79,10 +79,10 @@ async def test_another_user_is_reached_by_name_and_by_number(make: Make, incus: 
     for user, told in (("app", "1000"), ("root", "0"), ("77:78", "77")):
         assert (await sandbox.exec(["id", "-u"], user=user)).text.strip() == told
     for user in ("nobody-here", "77:abc", "\N{SUPERSCRIPT TWO}"):
-        with pytest.raises(InvalidSpec, match="no user is called"):
+        with pytest.raises(UserNotFound, match="no user is called"):
             await sandbox.exec(["id"], user=user)
     for user in ("65536", "77:99999"):
-        with pytest.raises(InvalidSpec, match="from 0 to 65535"):
+        with pytest.raises(UserNotFound, match="from 0 to 65535"):
             await sandbox.exec(["id"], user=user)
 
 
@@ -182,3 +182,54 @@ async def test_wrong_settings_are_named(incus_daemon: Incusd, incus: Incus) -> N
         Incus(Incus.Config(host="https://incus:99999", certificate="c", key="k"))
     with pytest.raises(Unsupported, match="no-network"):
         await AsyncSandbox.create(Spec.of(provider="incus", image="busybox", network="bridge", data=False), provider)
+
+
+@pytest.mark.timeout(180)
+async def test_an_admin_installs_a_package_and_is_nobody_on_the_host(make: Make, incus: Incus, tmp_path: Path) -> None:
+    image = await incus.import_image(make_debian(), "debian", lambda _: None)
+    try:
+        sandbox = await make(image="debian", admin=True)
+        assert "nobody on the host" in sandbox.enforced["admin"].by
+        audit_write, net_admin, net_bind_service = 29, 12, 10  # of its own namespaces, as every root of a box has
+        await packages.check_capabilities(sandbox, audit_write, net_admin, net_bind_service)
+        await packages.check_root_can_install(sandbox, packages.make(tmp_path))
+        assert (await sandbox.exec("cat /proc/self/uid_map")).text.split()[1] != "0"
+        await sandbox.destroy()
+    finally:
+        await incus.remove_image(image.id)
+
+
+async def test_scratch_folders_can_be_written_to(make: Make) -> None:
+    await packages.check_scratch(await make())
+
+
+async def test_boxes_are_the_first_to_be_killed_where_memory_runs_out(make: Make, incus: Incus) -> None:
+    for options in ({}, {"admin": True}):
+        sandbox = await make(**options)
+        pid = await incus._dialer.pid(sandbox.id)
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
+        for user in (None, "root"):
+            await scores.check_first_to_be_killed(sandbox, user)
+
+
+async def test_boxes_meet_on_a_network_by_its_name(make: Make, incus_daemon: Incusd) -> None:
+    name = f"{incus_daemon.bridge}n"
+    config = {"ipv4.address": str(free_subnet()), "ipv4.nat": "false", "ipv6.address": "none"}
+    incus_daemon.ask("POST", "/1.0/networks", {"name": name, "type": "bridge", "config": config})
+    try:
+        one, other = [await make(network=name) for _ in range(2)]
+        address = (await one.exec("ip -4 -o addr show eth0 | sed 's/.*inet //; s,/.*,,'")).text.strip()
+        await one.start("while true; do echo hello | nc -l -p 7000; done", background=True)
+        assert (await other.exec(f"until nc -w 1 {address} 7000; do :; done", timeout_s=20)).text == "hello\n"
+        with pytest.raises(Unsupported, match=f"no managed bridge none-such.*{name}"):
+            await make(network="none-such")
+        await one.destroy()
+        await other.destroy()
+    finally:
+        incus_daemon.ask("DELETE", f"/1.0/networks/{name}")
+
+
+async def test_a_person_finds_a_sandbox_by_its_name(make: Make, incus_daemon: Incusd) -> None:
+    sandbox = await make(name="agent-workers-003")
+    found = incus_daemon.ask("GET", f"/1.0/instances/skerry-{sandbox.id}")
+    assert found["description"] == "agent-workers-003"

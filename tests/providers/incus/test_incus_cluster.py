@@ -16,10 +16,10 @@ from engines.incus_world import PATIENCE_S, World
 from engines.incusd import IMAGE
 
 from skerry.errors import AgentError, NotFound, ProviderError, ProviderUnavailable, Unsupported
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
-from skerry.reconcile import Action
-from skerry.spec import SandboxId
+from skerry.manager.decide import Action
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import SandboxId
+from skerry.model.states import State
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -10,9 +10,9 @@ from engines.incus_cluster import Cluster
 from engines.incusd import IMAGE
 from test_incus_conformance import _Incus
 
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.incus import Incus
-from skerry.spec import Spec
 
 
 class TestIncusCluster(_Incus):

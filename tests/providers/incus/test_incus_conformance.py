@@ -12,10 +12,10 @@ from engines.incusd import Incusd
 from escape import host
 from providers.reuse import OnOneBox
 
-from skerry.http import HttpClient
+from skerry.model.spec import Spec
+from skerry.net.http import HttpClient
 from skerry.providers.base import Provider
 from skerry.providers.incus import Incus
-from skerry.spec import Spec
 
 
 class _Incus(OnOneBox):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 from engines.incusd import Incusd
+from providers.making import Make
 
 from skerry.errors import DiskFull, LimitReached, ProviderError, Unsupported
 from skerry.providers.base import BoxState, Provider
 from skerry.providers.incus import Incus
-from skerry.providers.incus.api import Api, Operation
+from skerry.providers.incus.api import IncusApi, Operation
 from skerry.providers.incus.profile import RESERVE
-from skerry.sandbox import AsyncSandbox
-
-Make = Callable[..., Awaitable[AsyncSandbox]]
 
 
 def on_quotas(daemon: Incusd, cache: Path) -> Incus:
@@ -135,19 +132,33 @@ async def test_the_disk_of_one_box_does_not_bound_the_cache_of_its_project(
         await provider.remove_volume(volume.name)
 
 
+async def test_a_snapshot_of_more_than_the_box_may_hold_does_not_stay(
+    make: Make, incus_daemon: Incusd, cache: Path
+) -> None:
+    provider = on_quotas(incus_daemon, cache)
+    sandbox = await make(provider, disk="24M")
+    assert (await sandbox.exec("truncate -s 400M ~/hole")).ok
+    with pytest.raises(LimitReached, match="holes"):
+        await provider.snapshot(sandbox.id, "holes")
+    assert not await provider.snapshots()
+    assert (await sandbox.exec("rm ~/hole")).ok
+    await provider.snapshot(sandbox.id, "holes")
+    await provider.remove_snapshot("holes")
+
+
 async def test_what_a_broken_off_snapshot_leaves_in_the_box_is_removed_by_incus(
     make: Make, incus: Incus, incus_daemon: Incusd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = await make()
-    ask = Api.do
+    ask = IncusApi.do
 
-    async def broken_off(self: Api, method: str, path: str, **options: Any) -> Operation:
+    async def broken_off(self: IncusApi, method: str, path: str, **options: Any) -> Operation:
         if path == "/1.0/images" or method == "DELETE":
             raise ProviderError("broken off")
         return await ask(self, method, path, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Api, "do", broken_off)
+        patched.setattr(IncusApi, "do", broken_off)
         with pytest.raises(ProviderError, match="broken off"):
             await incus.snapshot(sandbox.id, "broken-off")
     left = incus_daemon.ask("GET", f"/1.0/instances/skerry-{sandbox.id}/snapshots?recursion=1")

@@ -12,8 +12,8 @@ from engines.incusd import IMAGE, Incusd
 from manager.world import config_of
 
 from skerry.fleet.fleet import AsyncFleet, load_fleet
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.states import State
 from skerry.providers.incus import Incus
 from skerry.testing.conformance.base import eventually
 

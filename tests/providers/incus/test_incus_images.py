@@ -14,10 +14,10 @@ from engines.incusd import image as unified_image
 from engines.oci_layouts import Layout, layer
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, Unsupported
+from skerry.model.spec import Spec
 from skerry.providers.base import ImageBuild, Progress
 from skerry.providers.incus import Incus
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 
 NAME = "imported"
 
@@ -128,5 +128,5 @@ async def test_what_is_not_there_or_cannot_be_says_what_to_do(incus: Incus, tmp_
         await incus.import_image(tmp_path, "skerry-snapshot/mine", ignore)
     with pytest.raises(Unsupported, match="incus image copy"):
         await incus.pull_image("debian/12", ignore)
-    with pytest.raises(Unsupported, match="import"):
+    with pytest.raises(Unsupported, match="an engine builds"):
         await incus.build_image(ImageBuild(dockerfile="FROM x", name="y"), ignore)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from engines.incusd import Incusd
+from providers.making import Make
 
 from skerry.errors import CreateFailed, LimitReached
 from skerry.providers.incus import Incus
-from skerry.sandbox import AsyncSandbox
 
-Make = Callable[..., Awaitable[AsyncSandbox]]
 _SHARING = {"features.images": "false", "features.profiles": "false"}
 _VOLUMES = "/1.0/storage-pools/default/volumes/custom"
 

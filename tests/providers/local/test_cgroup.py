@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from skerry.errors import ProviderError
 from skerry.host import cgroup, scope
-from skerry.host.cgroup import Limits
+from skerry.host.cgroup import GroupLimits
 
-LIMITS = Limits(memory=64 << 20, pids=32, cpus=0.5)
+LIMITS = GroupLimits(memory=64 << 20, pids=32, cpus=0.5)
 _V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.max", "cgroup.procs")
 
 
@@ -202,3 +205,143 @@ def test_what_a_killed_process_left_of_its_trial_is_removed_by_the_next() -> Non
     left.mkdir()
     cgroup.find()
     assert not left.exists()
+
+
+def needs_groups() -> cgroup.Hierarchies:
+    found = cgroup.find()
+    if found.why_not:
+        pytest.skip(f"this host lets us make no cgroups: {found.why_not}")
+    return found
+
+
+def test_threads_that_find_out_at_once_all_find_the_same_and_leave_nothing() -> None:
+    expected = needs_groups()
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            together = threading.Barrier(8)
+            found = threads.map(lambda _, barrier=together: (barrier.wait(), cgroup.find())[1], range(8))
+            assert {str(each) for each in found} == {str(expected)}
+    left = [path for parent in expected.parents.values() for path in parent.path.glob(f"skerry-try-{os.getpid()}-*")]
+    assert left == []
+
+
+def test_it_is_found_out_once_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    together = threading.Barrier(8)
+
+    def find() -> cgroup.Hierarchies:
+        asked.append(threading.get_ident())
+        return cgroup.Hierarchies({}, {})
+
+    monkeypatch.setattr(cgroup, "find", find)
+    monkeypatch.setattr(scope, "_found", {})
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: (together.wait(), scope.holder())[1], range(8)))
+    assert len(asked) == 1
+    assert len({id(each) for each in found}) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_of_a_fork_does_not_wait_for_what_another_thread_was_finding_out() -> None:
+    with scope._finding:
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os._exit(0 if scope._finding.acquire(blocking=False) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.usefixtures("groups_like_the_kernels")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.ENOSPC])
+def test_a_host_that_has_run_out_of_something_is_not_taken_for_one_without_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    kernel = FakeKernel(tmp_path, "/")
+
+    def fail(path: Path, _: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cgroup, "_write_knob", fail)
+    monkeypatch.setattr(scope, "_found", {})
+    find = cgroup.find
+    monkeypatch.setattr(cgroup, "find", lambda: find(kernel.proc))
+    with pytest.raises(ProviderError, match="cannot be told"):
+        scope.holder()
+    monkeypatch.undo()
+    assert scope.holder() == scope.holder()
+
+
+@pytest.mark.usefixtures("groups_like_the_kernels")
+def test_a_trial_that_somebody_else_swept_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = FakeKernel(tmp_path, "/")
+    write = cgroup._write_knob
+    swept: list[Path] = []
+
+    def sweep_first(path: Path, value: str) -> None:
+        if not swept:
+            swept.append(path.parent)
+            path.parent.rmdir()
+        write(path, value)
+
+    monkeypatch.setattr(cgroup, "_write_knob", sweep_first)
+    assert cgroup.find(kernel.proc).why_not == {}
+    assert not list(kernel.root.glob("skerry-*"))
+
+
+def test_what_was_loosened_or_left_is_seen(child: int) -> None:
+    found = needs_groups()
+    name = f"skerry-test-{os.getpid()}"
+    groups = found.groups(name, LIMITS)
+    try:
+        found.confine(child, name, LIMITS)
+        found.check(child, name, LIMITS)
+        assert set(cgroup.seen(child, LIMITS, LIMITS.controllers())) == set(LIMITS.controllers())
+        with pytest.raises(ProviderError, match="is not in the cgroup"):
+            found.check(os.getpid(), name, LIMITS)
+        (found.parents["pids"].path / name / "pids.max").write_text("33")
+        with pytest.raises(ProviderError, match="does not have the limits"):
+            found.check(child, name, LIMITS)
+        with pytest.raises(ProviderError, match="no cgroup holds process"):
+            cgroup.seen(child, LIMITS, ["pids"])
+    finally:
+        os.kill(child, 9)
+        cgroup.remove(groups, 5)
+
+
+@pytest.mark.parametrize(
+    ("group", "knobs", "is_held"),
+    [
+        ("/box/inner", {"box": {"memory.max": "67108864", "memory.swap.max": "0"}}, True),
+        ("/box", {"box": {"memory.max": "67108864", "memory.swap.max": "max"}}, False),
+        ("/box", {"box": {"memory.max": "67112960"}}, False),
+        ("/box", {"box": {"memory.max": "max"}}, False),
+        ("/ours/box", {"ours": {"memory.max": "4096"}}, False),
+        ("/box", {}, False),
+    ],
+    ids=["by a group above", "with swap", "by too much", "by nothing", "with us", "in a group without files"],
+)
+def test_another_s_process_is_held_by_a_group_that_is_not_ours_too(
+    tmp_path: Path, group: str, knobs: dict[str, dict[str, str]], is_held: bool
+) -> None:
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    for name, own in (("self", "/ours"), ("7", group)):
+        (proc / name).mkdir(parents=True)
+        (proc / name / "cgroup").write_text(f"0::{own}\n")
+        (root / own.lstrip("/")).mkdir(parents=True, exist_ok=True)
+    (proc / "self/mountinfo").write_text(f"30 20 0:26 / {root} rw - cgroup2 cgroup2 rw\n")
+    for name, files in knobs.items():
+        for file, value in files.items():
+            (root / name / file).write_text(value)
+    if is_held:
+        assert cgroup.seen(7, LIMITS, ["memory"], proc) == {"memory": root / "box"}
+    else:
+        with pytest.raises(ProviderError, match="no cgroup holds process 7 to its limit of memory"):
+            cgroup.seen(7, LIMITS, ["memory"], proc)
+
+
+@pytest.mark.parametrize("group", ["/../other", "/elsewhere"])
+def test_nothing_is_said_of_a_process_whose_groups_are_not_to_be_seen(tmp_path: Path, group: str) -> None:
+    for name in ("self", "7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cgroup").write_text(f"4:memory:{group}\n")
+    (tmp_path / "self/mountinfo").write_text(f"30 20 0:26 /docker {tmp_path} rw - cgroup cgroup rw,memory\n")
+    assert cgroup.seen(7, LIMITS, ["memory"], tmp_path) == {}

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import gc
 import os
+import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -11,17 +16,30 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from escape.host import control_groups
+from providers.clients import all_served
+from vm.standins import may_set_floor
 
-from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, NotFound, Unsupported
-from skerry.host import processes, uids
-from skerry.lifecycle import create_or_nothing
+from skerry.agent.client import AgentClient
+from skerry.errors import (
+    AgentUnreachable,
+    Conflict,
+    CreateFailed,
+    InvalidSpec,
+    NotFound,
+    SkerryError,
+    Unsupported,
+    UserNotFound,
+)
+from skerry.host import disks, processes, uids
+from skerry.manager.create import create_or_nothing
+from skerry.model.spec import Mount, Spec, new_id
 from skerry.providers.base import BoxState
-from skerry.providers.local import Local, LocalConfig, boxes, creation, launch
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Mount, Spec, new_id
+from skerry.providers.local import Local, LocalConfig, boxes, creation
+from skerry.sandbox.sandbox import AsyncSandbox
 
 IS_ROOT = os.geteuid() == 0
 
@@ -72,10 +90,14 @@ async def test_descriptors_that_others_left_inheritable_do_not_get_into_a_box(lo
     read_fd, write_fd = os.pipe()
     os.set_inheritable(read_fd, True)
     os.set_inheritable(write_fd, True)
+    sandbox = await AsyncSandbox.create(Spec(), local)
     try:
-        inside = await run_in(local, "ls -l /proc/1/fd /proc/self/fd")
+        inside = (await sandbox.exec("ls -l /proc/self/fd")).text
+        for pid in seen_on_host(sandbox.id) if IS_ROOT else ():  # the agent shows its own to root alone
+            inside += "\n".join(str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir())
         mine = os.readlink(f"/proc/self/fd/{read_fd}")
     finally:
+        await sandbox.destroy()
         os.close(read_fd)
         os.close(write_fd)
     assert mine not in inside
@@ -121,7 +143,7 @@ def test_no_uid_is_given_out_twice(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_start_cannot_grow() -> None:
-    log = launch.Log()
+    log = creation.Log()
     try:
         os.write(log.fd, b"it failed\n")
         assert log.text() == "it failed"
@@ -147,7 +169,7 @@ async def test_a_box_that_cannot_be_made_says_why_and_leaves_nothing(local: Loca
         (Spec(root="/nowhere/at/all"), InvalidSpec, "/nowhere/at/all"),
         (Spec(root="/etc/passwd"), InvalidSpec, "not a folder"),
         (Spec.of(network="bridge"), Unsupported, "bridge"),
-        (Spec(user="postgres"), Unsupported, "postgres"),
+        (Spec(user="postgres"), UserNotFound, "postgres"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(local: Local, spec: Spec, error: type[Exception], word: str) -> None:
@@ -233,8 +255,9 @@ async def test_a_manager_that_dies_before_it_noted_the_processes_leaves_no_box_r
     id = new_id()
     box = boxes.Box(local._state_dir, id)
     box.make()
-    with pytest.raises(KeyboardInterrupt):
-        await asyncio.to_thread(creation.Creation(local._host, local._defaults, box, Spec(), lambda _: None).run)
+    making = creation.Creation(local._host, local._defaults, box, Spec(), lambda _: None)
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(making):
+        await asyncio.to_thread(making.start)
     await local.destroy(id)
     assert seen_on_host(id) == []
     assert await local.discover() == {}
@@ -264,7 +287,7 @@ async def test_a_damaged_note_does_not_keep_a_box_from_being_destroyed(local: Lo
         note.unlink()
     else:
         note.write_bytes(damage)
-    assert (await local.discover())[id].state is BoxState.DEAD
+    assert (await local.discover())[id].state is BoxState.REMAINS
     await local.destroy(id)
     assert seen_on_host(id) == []
     assert control_groups(id) == []
@@ -277,15 +300,16 @@ async def test_after_a_reboot_a_box_is_dead_and_no_stranger_with_its_pid_is_kill
     box.make()
     box.write_meta(boxes.Meta(created_at=0, boot_id="another", uid=None, groups=[]))
     box.write_processes([stranger])
+    box.mark_whole()
     assert (await local.discover())[box.id].state is BoxState.DEAD
     await local.destroy(box.id)
     assert stranger.is_alive()
 
 
 def test_a_pid_that_was_given_to_another_is_not_killed(stranger: processes.Process) -> None:
-    assert processes.kill_and_wait([processes.Process(stranger.pid, stranger.start - 1)], 1)
+    assert processes.wait_until_dead([processes.Process(stranger.pid, stranger.start - 1)], 1, kill=True)
     assert stranger.is_alive()
-    assert processes.kill_and_wait([stranger], 5)
+    assert processes.wait_until_dead([stranger], 5, kill=True)
     assert not stranger.is_alive()
 
 
@@ -331,13 +355,37 @@ async def test_no_dead_child_stays_behind(local: Local) -> None:
     assert local._children == set()
 
 
+async def test_an_agent_is_greeted_once_from_its_creation_to_the_first_command(
+    local: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    call = AgentClient.open
+
+    def noted(self: AgentClient, method: str, *args: Any, **options: Any) -> Any:
+        said.append(method)
+        return call(self, method, *args, **options)
+
+    monkeypatch.setattr(AgentClient, "open", noted)
+    assert await run_in(local, ["echo", "once"]) == "once\n"
+    assert said.count("hello") == 1
+
+
+async def test_the_stream_of_a_create_that_nobody_uses_is_closed(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.providers.local.provider._KEPT_S", 0.01)
+    id = new_id()
+    await local.create(id, Spec())
+    await asyncio.sleep(0.1)
+    assert local._first.take(id) is None
+    await local.destroy(id)
+
+
 async def test_dial_of_a_dead_box_is_unreachable_and_of_none_not_found(local: Local) -> None:
     with pytest.raises(NotFound):
         await local.dial(new_id())
     id = new_id()
     await local.create(id, Spec())
     first = boxes.Box(local._state_dir, id).read_processes()[0]
-    assert processes.kill_and_wait([first], 5)
+    assert processes.wait_until_dead([first], 5, kill=True)
     with pytest.raises(AgentUnreachable):
         await local.dial(id)
     assert (await local.discover())[id].state is BoxState.DEAD
@@ -348,3 +396,149 @@ def test_threads_of_the_provider_are_its_own() -> None:
     before = threading.active_count()
     Local()
     assert threading.active_count() == before
+
+
+async def test_hundreds_of_clients_of_several_programs_are_all_served(
+    local: Local, tmp_path: Path, cache: Path
+) -> None:
+    id = new_id()
+    await local.create(id, Spec())
+    try:
+        config = {"state_dir": str(tmp_path / "state"), "cache_dir": str(cache)}
+        await all_served("local", config, id, programs=3, handles=150)
+    finally:
+        await local.destroy(id)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+async def test_what_boxes_share_is_for_all_to_read_and_for_nobody_to_change(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        local = Local(LocalConfig(state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache")))
+        assert await run_in(local, "echo $HOME", Spec.of(mounts=[f"{tmp_path / 'cache'}:/srv"])) == "/home/user\n"
+    finally:
+        os.umask(before)
+    await local.aclose()
+    shared = [path for path in (tmp_path / "cache").rglob("*") if not path.is_symlink()]
+    assert len(shared) > 100
+    assert [path for path in shared if path.stat().st_mode & 0o022] == []
+    assert [path for path in shared if not path.stat().st_mode & 0o004] == []
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root mounts")
+def test_what_an_older_version_left_open_is_closed_by_the_next_mount(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(disks, "MOUNTS", tmp_path / "mounts")
+    older = tmp_path / "mounts" / new_id()
+    older.mkdir(mode=0o711, parents=True)
+    disks._close_older.cache_clear()
+    made = disks.make_folder(new_id(), 4711)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (older, made)] == [0o700, 0o710]
+    assert (made.stat().st_uid, made.stat().st_gid) == (0, 4711)
+
+
+PRIORITY = """
+import os
+print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), open("/proc/self/oom_score_adj").read().strip())
+"""
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root may raise its priority")
+async def test_a_box_has_no_higher_priority_than_others_though_its_manager_has(tmp_path: Path, cache: Path) -> None:
+    async def boxed() -> str:
+        local = Local(LocalConfig(state_dir=str(tmp_path / "state"), cache_dir=str(cache)))
+        try:
+            return await run_in(local, ["python3", "-c", PRIORITY])
+        finally:
+            await local.aclose()
+
+    def as_urgent_manager() -> str:
+        """In a thread of its own, for a priority is a thread's and its children's."""
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        return asyncio.run(boxed())
+
+    adjusted = Path("/proc/self/oom_score_adj")
+    before = adjusted.read_text()
+    with contextlib.suppress(PermissionError):  # a root without CAP_SYS_RESOURCE
+        adjusted.write_text("-500")
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            said = await asyncio.wrap_future(thread.submit(as_urgent_manager))
+    finally:
+        adjusted.write_text(before)
+    assert said.split() == ["0", str(os.SCHED_OTHER), "1000"]
+
+
+LOWER = """
+def score():
+    return int(open("/proc/self/oom_score_adj").read())
+print(score(), end=" ")
+try:
+    open("/proc/self/oom_score_adj", "w").write("0")
+except PermissionError:
+    pass
+print(score())
+"""
+
+
+async def test_a_box_is_killed_first_when_the_host_runs_out_of_memory(local: Local) -> None:
+    """Where the kernel lets us set a floor, nothing in the box gets below it; else not below that of the manager."""
+    sandbox = await AsyncSandbox.create(Spec(), local)
+    try:
+        first = boxes.Box(local._state_dir, sandbox.id).read_processes()[0]
+        assert Path(f"/proc/{first.pid}/oom_score_adj").read_text().strip() == "1000"
+        said = (await sandbox.exec(["python3", "-c", LOWER])).stdout.decode().split()
+    finally:
+        await sandbox.destroy()
+    assert said[0] == "1000"
+    assert int(said[1]) >= (1000 if may_set_floor() else 0)
+
+
+async def test_a_descriptor_above_the_limit_of_descriptors_stays_outside(local: Local) -> None:
+    gc.collect()  # what other tests have left behind holds descriptors too
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    high = fcntl.fcntl(0, fcntl.F_DUPFD, 700)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+    id = new_id()
+    try:
+        await local.create(id, Spec())
+        inside = os.listdir(f"/proc/{boxes.Box(local._state_dir, id).read_processes()[0].pid}/fd")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(high)
+        await local.destroy(id)
+    assert "0" in inside
+    assert str(high) not in inside
+
+
+async def test_too_few_descriptors_are_told_as_an_error_of_ours(local: Local) -> None:
+    await run_in(local, "true")  # what is made once is there
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    failed = []
+    try:
+        for spare in range(40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + spare, limits[1]))
+            try:
+                await AsyncSandbox.create(Spec(), local)
+                break
+            except SkerryError as error:
+                failed.append(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for id in await local.discover():
+            await local.destroy(id)
+    assert len(failed) > 5
+
+
+async def test_it_is_seen_from_outside_whether_anything_but_the_agent_runs(local: Local) -> None:
+    async with AsyncSandbox(provider_object=local) as sandbox:
+        assert local.runs_nothing(sandbox.id)
+        await sandbox.exec("env -i setsid sleep 1000 > /dev/null 2>&1 &")
+        assert not local.runs_nothing(sandbox.id)
+        await sandbox.connection.terminate(20)
+        assert local.runs_nothing(sandbox.id)
+    assert not local.runs_nothing(sandbox.id)

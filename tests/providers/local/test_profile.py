@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import InvalidSpec, Unsupported
+from skerry.errors import InvalidSpec, UserNotFound
+from skerry.model.spec import Network, Spec
 from skerry.providers.local import profile
-from skerry.spec import Network, Spec
 
 
 def options(network: Network = Network.NONE) -> list[str]:
     return profile.options(
         user=profile.User(1000, 1000),
+        has_own_uid=True,
         network=network,
         root=["--ro-bind-fd", "9", "/"],
         home=profile.home_in_memory(1 << 20),
@@ -32,7 +33,7 @@ def test_a_user_is_told_by_two_names_or_by_number(user: str | None, expected: tu
 
 
 def test_any_other_user_is_refused() -> None:
-    with pytest.raises(Unsupported, match="postgres"):
+    with pytest.raises(UserNotFound, match="postgres"):
         profile.user_of(Spec(user="postgres"))
     with pytest.raises(InvalidSpec, match="largest id"):
         profile.user_of(Spec(user="4294967295"))

@@ -7,10 +7,10 @@ import os
 import pytest
 from escape import bpf
 
-from skerry.providers import syscalls
+from skerry.model.spec import Spec
 from skerry.providers.local import Local, seccomp
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.providers.shared import syscalls
+from skerry.sandbox.sandbox import AsyncSandbox
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000

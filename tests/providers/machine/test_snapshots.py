@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import Conflict, NotFound, ProviderError
-from skerry.providers.machine.boxes import Box, Meta
-from skerry.providers.machine.snapshots import Snapshots, checksum
-from skerry.spec import new_id
+from skerry.model.spec import new_id
+from skerry.providers.machine.boxes import MachineBox, MachineMeta
+from skerry.providers.machine.snapshots import DiskSnapshots, checksum
 
 MIB = 1 << 20
-META = Meta(created_at=0, image="sha256:i", asked="minimal")
+META = MachineMeta(created_at=0, image="sha256:i", asked="minimal")
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
-    return Box(tmp_path, new_id())
+def box(tmp_path: Path) -> MachineBox:
+    return MachineBox(tmp_path, new_id())
 
 
 @pytest.fixture
-def snapshots(tmp_path: Path) -> Snapshots:
-    return Snapshots(tmp_path)
+def snapshots(tmp_path: Path) -> DiskSnapshots:
+    return DiskSnapshots(tmp_path)
 
 
 def left(tmp_path: Path) -> list[str]:
@@ -37,7 +37,7 @@ async def a_disk(target: Path) -> None:
         file.write(b"content" * 1000)
 
 
-async def test_what_was_taken_is_found_by_its_name(snapshots: Snapshots, box: Box) -> None:
+async def test_what_was_taken_is_found_by_its_name(snapshots: DiskSnapshots, box: MachineBox) -> None:
     taken = await snapshots.take(box, META, "first", a_disk)
     assert (taken.name, taken.sandbox) == ("first", box.id)
     assert taken.size < MIB
@@ -49,7 +49,7 @@ async def test_what_was_taken_is_found_by_its_name(snapshots: Snapshots, box: Bo
         assert file.read(7) == b"content"
 
 
-async def test_a_name_is_given_once(snapshots: Snapshots, box: Box, tmp_path: Path) -> None:
+async def test_a_name_is_given_once(snapshots: DiskSnapshots, box: MachineBox, tmp_path: Path) -> None:
     await snapshots.take(box, META, "first", a_disk)
 
     async def taken_meanwhile(target: Path) -> None:
@@ -62,7 +62,7 @@ async def test_a_name_is_given_once(snapshots: Snapshots, box: Box, tmp_path: Pa
     assert left(tmp_path) == ["first", "second"]
 
 
-async def test_a_copy_that_fails_leaves_nothing(snapshots: Snapshots, box: Box, tmp_path: Path) -> None:
+async def test_a_copy_that_fails_leaves_nothing(snapshots: DiskSnapshots, box: MachineBox, tmp_path: Path) -> None:
     async def fail(target: Path) -> None:
         await a_disk(target)
         raise ProviderError("no room")
@@ -73,7 +73,9 @@ async def test_a_copy_that_fails_leaves_nothing(snapshots: Snapshots, box: Box, 
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-async def test_a_damaged_one_is_refused_and_can_be_removed(snapshots: Snapshots, box: Box, damage: str) -> None:
+async def test_a_damaged_one_is_refused_and_can_be_removed(
+    snapshots: DiskSnapshots, box: MachineBox, damage: str
+) -> None:
     await snapshots.take(box, META, "first", a_disk)
     disk = await snapshots.disk(snapshots.get("first"))
     if damage == "changed":
@@ -92,11 +94,11 @@ async def test_a_damaged_one_is_refused_and_can_be_removed(snapshots: Snapshots,
     assert snapshots.all() == []
 
 
-async def test_one_that_a_box_is_made_of_stays(snapshots: Snapshots, tmp_path: Path) -> None:
-    box = Box(tmp_path, new_id())
+async def test_one_that_a_box_is_made_of_stays(snapshots: DiskSnapshots, tmp_path: Path) -> None:
+    box = MachineBox(tmp_path, new_id())
     await snapshots.take(box, META, "first", a_disk)
     box.make()
-    box.write_meta(Meta(created_at=0, image="i", asked="minimal", snapshot="first"))
+    box.write_meta(MachineMeta(created_at=0, image="i", asked="minimal", snapshot="first"))
     with pytest.raises(Conflict, match=box.id):
         snapshots.remove("first")
     await box.remove()

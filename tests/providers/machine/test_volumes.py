@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import Conflict, NotFound
-from skerry.providers import volume_plan
-from skerry.providers.machine.boxes import Box, Meta
-from skerry.providers.machine.volumes import Volumes
-from skerry.providers.volume_plan import Wanted
-from skerry.spec import SandboxId, Spec, new_id
+from skerry.model.spec import SandboxId, Spec, new_id
+from skerry.providers.machine.boxes import MachineBox, MachineMeta
+from skerry.providers.machine.volumes import DiskVolumes
+from skerry.providers.shared import volume_plan
+from skerry.providers.shared.volume_plan import Wanted
 
 MIB = 1 << 20
 
@@ -31,8 +31,8 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def volumes(state: Path) -> Volumes:
-    return Volumes(state)
+def volumes(state: Path) -> DiskVolumes:
+    return DiskVolumes(state)
 
 
 def wanted(id: SandboxId, name: str | None = None) -> Wanted:
@@ -40,15 +40,15 @@ def wanted(id: SandboxId, name: str | None = None) -> Wanted:
     return found
 
 
-def make_box(state: Path, volumes: Volumes, volume: str, id: SandboxId | None = None) -> Box:
-    box = Box(state, id or new_id())
+def make_box(state: Path, volumes: DiskVolumes, volume: str, id: SandboxId | None = None) -> MachineBox:
+    box = MachineBox(state, id or new_id())
     box.make()
     with volumes.claiming(volume, box.id):
-        box.write_meta(Meta(created_at=0, image="i", asked="minimal", volume=volume))
+        box.write_meta(MachineMeta(created_at=0, image="i", asked="minimal", volume=volume))
     return box
 
 
-async def test_a_volume_begins_blank_and_keeps_what_is_written(volumes: Volumes, blank: Path) -> None:
+async def test_a_volume_begins_blank_and_keeps_what_is_written(volumes: DiskVolumes, blank: Path) -> None:
     want = wanted(new_id(), "work")
     disk = await volumes.make(want, blank)
     assert (disk.stat().st_size, disk.read_bytes()[:5]) == (8 * MIB, b"blank")
@@ -62,7 +62,7 @@ async def test_a_volume_begins_blank_and_keeps_what_is_written(volumes: Volumes,
     assert volume.size < MIB, "it takes the room of what is in it"
 
 
-async def test_a_copy_that_was_cut_short_is_begun_anew(volumes: Volumes, blank: Path) -> None:
+async def test_a_copy_that_was_cut_short_is_begun_anew(volumes: DiskVolumes, blank: Path) -> None:
     want = wanted(new_id())
     disk = await volumes.make(want, blank)
     disk.rename(disk.with_suffix(".new"))
@@ -70,7 +70,7 @@ async def test_a_copy_that_was_cut_short_is_begun_anew(volumes: Volumes, blank: 
     assert not disk.with_suffix(".new").exists()
 
 
-async def test_a_volume_has_one_user_at_a_time(volumes: Volumes, blank: Path, state: Path) -> None:
+async def test_a_volume_has_one_user_at_a_time(volumes: DiskVolumes, blank: Path, state: Path) -> None:
     name = wanted(new_id(), "work").name
     await volumes.make(wanted(new_id(), "work"), blank)
     box = make_box(state, volumes, name)
@@ -84,7 +84,7 @@ async def test_a_volume_has_one_user_at_a_time(volumes: Volumes, blank: Path, st
     make_box(state, volumes, name)
 
 
-async def test_data_goes_with_a_box_that_is_gone_by_name_or_by_label(volumes: Volumes, blank: Path) -> None:
+async def test_data_goes_with_a_box_that_is_gone_by_name_or_by_label(volumes: DiskVolumes, blank: Path) -> None:
     unnamed, named = new_id(), new_id()
     await volumes.make(wanted(unnamed), blank)
     await volumes.make(wanted(named, "work"), blank)
@@ -95,7 +95,7 @@ async def test_data_goes_with_a_box_that_is_gone_by_name_or_by_label(volumes: Vo
     volumes.drop_data_of(unnamed, None)
 
 
-async def test_data_that_another_box_has_by_now_is_not_dropped(volumes: Volumes, blank: Path, state: Path) -> None:
+async def test_data_that_another_box_has_by_now_is_not_dropped(volumes: DiskVolumes, blank: Path, state: Path) -> None:
     first = new_id()
     want = wanted(first, "work")
     await volumes.make(want, blank)
@@ -104,7 +104,7 @@ async def test_data_that_another_box_has_by_now_is_not_dropped(volumes: Volumes,
     assert [volume.in_use for volume in volumes.all()] == [True]
 
 
-def test_what_is_not_there_is_not_found(volumes: Volumes) -> None:
+def test_what_is_not_there_is_not_found(volumes: DiskVolumes) -> None:
     assert volumes.all() == []
     with pytest.raises(NotFound):
         volumes.remove("none")

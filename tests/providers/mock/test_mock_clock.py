@@ -7,7 +7,7 @@ import time
 
 from skerry.providers.base import BoxState
 from skerry.providers.mock import Clock, Context, Mock
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 
 async def test_a_long_sleep_takes_its_time_but_not_yours(mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:

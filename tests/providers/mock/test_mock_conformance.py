@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+from providers.lifetimes import LifetimeTests
 
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.mock import Clock, Host, Mock
-from skerry.spec import Spec
 from skerry.testing.conformance import ProviderConformance
 
 _TICK_S = 0.01
 
 
-class TestMock(ProviderConformance):
+class TestMock(LifetimeTests, ProviderConformance):
     simulated = True
     host: Host
 
@@ -40,7 +41,7 @@ class TestMock(ProviderConformance):
 
     async def on_host(self) -> set[str]:
         """The boxes in memory, and the processes as the event loop knows them."""
-        processes = {task.get_name() for task in asyncio.all_tasks() if "Process.become" in repr(task.get_coro())}
+        processes = {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("mock process")}
         return {*self.host.boxes, *processes}
 
     def refused(self, provider: Provider) -> list[Spec]:

@@ -6,8 +6,8 @@ import pytest
 
 from skerry.errors import CallInterrupted, NotFound
 from skerry.providers.mock import Context, Mock
-from skerry.sandbox import AsyncSandbox
-from skerry.sync import Sandbox
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.sync.api import Sandbox
 
 
 def fix_the_build(sandbox: Sandbox) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from skerry.errors import InterpreterNotFound, InvalidSpec
 from skerry.providers.mock import Context, Mock
-from skerry.sandbox import AsyncSandbox
+from skerry.sandbox.sandbox import AsyncSandbox
 
 
 async def test_a_program_is_a_function_of_its_context(mock_provider: Mock, async_sandbox: AsyncSandbox) -> None:
@@ -117,7 +117,7 @@ async def test_a_language_without_replies_has_no_interpreter(async_sandbox: Asyn
     with pytest.raises(InterpreterNotFound, match="python"):
         await async_sandbox.run_code("python", "print(1)")
     assert (await async_sandbox.exec(["python3", "-c", "1"])).exit_code == 127
-    assert (await async_sandbox.run_code("bash", "echo $((40 + 2))")).text == "42\n"
+    assert (await async_sandbox.run_code("bash", "echo 42")).text == "42\n"
 
 
 def test_a_reply_for_no_known_language_is_refused(mock_provider: Mock) -> None:

@@ -12,9 +12,9 @@ import pytest
 from providers.qemu.host import START_S, Make, left_of
 
 from skerry.errors import ProviderUnavailable
+from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.qemu import Qemu, QemuConfig
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, SpecOptions
+from skerry.sandbox.sandbox import AsyncSandbox
 
 
 @pytest.fixture(scope="session")

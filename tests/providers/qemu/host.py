@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from skerry.errors import InvalidSpec
-from skerry.providers.machine import guest
-from skerry.providers.machine.boxes import Box
+from skerry.model.spec import SandboxId, parse_id
+from skerry.providers.machine.boxes import MachineBox
 from skerry.providers.qemu import Qemu
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId, parse_id
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.vm import guest
 
 Make = Callable[..., Awaitable[AsyncSandbox]]
 START_S = 120.0
@@ -82,5 +82,5 @@ def _is_box(name: str) -> bool:
 
 async def in_guest(qemu: Qemu, id: SandboxId, command: str) -> None:
     """As root of the machine itself, which only the host can be."""
-    async with guest.control(Box(qemu._state_dir, id).vm, START_S) as client:
+    async with guest.control(MachineBox(qemu._state_dir, id).vm, START_S) as client:
         await client.call("exec", {"shell": command}, type=dict[str, Any])

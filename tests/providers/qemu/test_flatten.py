@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import ProviderError
-from skerry.providers.qemu.flatten import flatten
 from skerry.vm.qemu import qcow2
+from skerry.vm.qemu.qcow2 import flatten
 
 MIB = 1 << 20
+SIZE = 600 * MIB
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def overlay(tmp_path: Path, base: Path) -> Path:
     overlay = tmp_path / "disk.qcow2"
-    qcow2.create(overlay, qcow2.Layer(base), 600 * MIB)
+    qcow2.create(overlay, base, SIZE)
     return overlay
 
 
@@ -42,7 +43,7 @@ def put(path: Path, at: int, data: bytes) -> None:
 
 
 def test_an_empty_overlay_is_its_base_grown(base: Path, overlay: Path, tmp_path: Path) -> None:
-    flatten(overlay, base, tmp_path / "flat")
+    flatten(overlay, base, tmp_path / "flat", SIZE)
     assert (tmp_path / "flat").stat().st_size == 600 * MIB
     assert (tmp_path / "flat").stat().st_blocks * 512 < 3 * MIB
     with open(tmp_path / "flat", "rb") as file:
@@ -60,7 +61,7 @@ def test_what_qemu_wrote_is_read_as_qemu_reads_it(base: Path, overlay: Path, tmp
     options = [option for command in commands for option in ("-c", command)]
     subprocess.run(["qemu-io", "-f", "qcow2", *options, overlay], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["qemu-img", "convert", "-O", "raw", overlay, tmp_path / "theirs"], check=True)
-    flatten(overlay, base, tmp_path / "ours")
+    flatten(overlay, base, tmp_path / "ours", SIZE)
     assert subprocess.run(["cmp", tmp_path / "theirs", tmp_path / "ours"]).returncode == 0
 
 
@@ -69,7 +70,7 @@ def test_another_name_of_what_is_below_leads_nowhere(base: Path, overlay: Path, 
     secret.write_bytes(b"of the host" * 1000)
     offset, length = struct.unpack(">QI", overlay.read_bytes()[8:20])
     put(overlay, offset, os.fsencode(secret).ljust(length, b"\0")[:length])
-    flatten(overlay, base, tmp_path / "flat")
+    flatten(overlay, base, tmp_path / "flat", SIZE)
     with open(tmp_path / "flat", "rb") as file:
         assert b"of the host" not in file.read(4 * MIB)
 
@@ -81,30 +82,40 @@ def test_another_name_of_what_is_below_leads_nowhere(base: Path, overlay: Path, 
         (4, struct.pack(">I", 2)),
         (20, struct.pack(">I", 30)),
         (24, struct.pack(">Q", 1 << 60)),
+        (24, struct.pack(">Q", SIZE + 1)),
         (32, struct.pack(">I", 1)),
         (36, struct.pack(">I", 0xFFFFFFFF)),
         (72, struct.pack(">Q", 1 << 2)),
     ],
-    ids=["magic", "version", "clusters", "size", "encrypted", "tables", "data elsewhere"],
+    ids=[
+        "magic",
+        "version",
+        "clusters",
+        "size",
+        "a little more than it may have",
+        "encrypted",
+        "tables",
+        "data elsewhere",
+    ],
 )
 def test_a_disk_that_is_not_as_we_made_it_is_refused(
     base: Path, overlay: Path, tmp_path: Path, at: int, data: bytes
 ) -> None:
     put(overlay, at, data)
     with pytest.raises(ProviderError, match="not as it was made"):
-        flatten(overlay, base, tmp_path / "flat")
+        flatten(overlay, base, tmp_path / "flat", SIZE)
 
 
 def test_a_link_in_the_place_of_a_disk_is_not_followed(base: Path, overlay: Path, tmp_path: Path) -> None:
     overlay.rename(tmp_path / "elsewhere")
     overlay.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
-        flatten(overlay, base, tmp_path / "flat")
+        flatten(overlay, base, tmp_path / "flat", SIZE)
 
 
 def test_tables_that_point_beyond_the_file_read_as_nothing(base: Path, overlay: Path, tmp_path: Path) -> None:
     (l1_at,) = struct.unpack(">Q", overlay.read_bytes()[40:48])
     put(overlay, l1_at, struct.pack(">Q", 1 << 50))
-    flatten(overlay, base, tmp_path / "flat")
+    flatten(overlay, base, tmp_path / "flat", SIZE)
     with open(tmp_path / "flat", "rb") as file:
         assert file.read(4 * MIB) == base.read_bytes()

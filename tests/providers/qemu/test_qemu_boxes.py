@@ -6,19 +6,23 @@ import asyncio
 import os
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
+from engines.images import make_debian
+from providers import packages
 from providers.qemu.host import Make
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, NotFound, Unsupported
+from skerry.model.spec import Spec, new_id
 from skerry.providers.base import BoxState
+from skerry.providers.machine.boxes import MachineBox
 from skerry.providers.qemu import Qemu, QemuConfig
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, new_id
-from skerry.vm import network
-from skerry.vm.base import EMULATED
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.vm import launch
+from skerry.vm.base import EMULATED, Kernel
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -28,6 +32,16 @@ async def test_a_machine_in_software_says_that_it_is_no_boundary(make: Make, qem
     accelerator = (await qemu._can()).accelerator
     told = sandbox.enforced["isolation"]
     assert EMULATED in told.why_not if accelerator == "tcg" else "KVM" in told.by
+
+
+async def test_a_machine_is_killed_before_its_warden_when_the_hosts_memory_runs_out(make: Make, qemu: Qemu) -> None:
+    sandbox = await make()
+    vm = MachineBox(qemu._state_dir, sandbox.id).vm.read()
+    assert vm is not None
+    assert vm.vmm is not None
+    assert vm.warden is not None
+    scores = [int(Path(f"/proc/{each.pid}/oom_score_adj").read_text()) for each in (vm.vmm, vm.warden)]
+    assert scores[0] == 1000 > scores[1]
 
 
 async def test_a_writable_root_is_changed_and_keeps_that(make: Make, qemu: Qemu) -> None:
@@ -47,6 +61,43 @@ async def test_a_writable_root_is_changed_and_keeps_that(make: Make, qemu: Qemu)
     plain = await make(user="root")
     assert not (await plain.exec("echo x > /etc/new")).ok
     await qemu.remove_snapshot("changed")
+
+
+@pytest.fixture
+def files_of_others(tmp_path: Path, vm_cache: Path, vm_kernel: Kernel) -> tuple[Path, Path]:
+    """A kernel with its modules, and a root file system with little more than a shell, in folders of a user's."""
+    for name in ("boot", "lib/modules", "root/bin", "root/etc"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lib/modules" / vm_kernel.version).symlink_to(vm_cache / "kernels" / vm_kernel.key / "modules")
+    shutil.copyfile(vm_kernel.vmlinuz, tmp_path / "boot/vmlinuz")
+    shutil.copy2(shutil.which("busybox") or "busybox", tmp_path / "root/bin/busybox")
+    for name in ("sh", "cat", "uname"):
+        (tmp_path / "root/bin" / name).symlink_to("busybox")
+    (tmp_path / "root/etc/motd").write_text("made elsewhere\n")
+    root = tmp_path / "rootfs.ext4"
+    subprocess.run(["/sbin/mke2fs", "-q", "-t", "ext4", "-d", tmp_path / "root", root, "16M"], check=True, timeout=30)
+    return tmp_path / "boot/vmlinuz", root
+
+
+async def test_a_machine_boots_a_kernel_and_a_root_file_system_by_their_paths(
+    config: QemuConfig, files_of_others: tuple[Path, Path], tmp_path: Path, vm_kernel: Kernel
+) -> None:
+    """Neither is changed, though the root lacks what machines mount over and the box may write to all of it."""
+    kernel, root = files_of_others
+    before = root.read_bytes()
+    mine = msgspec.structs.replace(config, cache_dir=str(tmp_path / "cache"), kernel=str(kernel), template=False)
+    provider = Qemu(mine)
+    spec = Spec.of(provider="qemu", image=str(root), data=False)
+    for writable in (False, True):
+        sandbox = await AsyncSandbox.create(spec.but(writable_root=writable, user="root"), provider)
+        try:
+            said = (await sandbox.exec("cat /etc/motd; uname -r; echo mine > /etc/motd && cat /etc/motd")).text
+            assert said.splitlines() == ["made elsewhere", vm_kernel.version, *(["mine"] if writable else [])]
+        finally:
+            await sandbox.destroy()
+    assert root.read_bytes() == before
+    assert [image.names for image in await provider.images()] == [(str(root),)]
+    await provider.aclose()
 
 
 async def test_a_box_of_a_snapshot_may_have_a_larger_disk(make: Make, qemu: Qemu) -> None:
@@ -112,7 +163,7 @@ async def test_a_snapshot_of_a_paused_and_of_a_stopped_box_has_all_that_was_writ
         await qemu.remove_snapshot(name)
 
 
-@pytest.mark.skipif(network.why_none() is not None, reason=str(network.why_none()))
+@pytest.mark.skipif(launch.why_no_network() is not None, reason=str(launch.why_no_network()))
 async def test_a_network_leads_out_and_not_to_the_hosts_own_services(make: Make) -> None:
     sandbox = await make(network="bridge")
     with socket.socket() as local, socket.socket() as open_to_all:
@@ -187,3 +238,19 @@ async def test_the_environment_of_a_box_is_nowhere_on_the_hosts_disk(make: Make,
 
     found = await asyncio.to_thread(lambda: [path for path in state_dir.rglob("*") if holds(path)])
     assert found == []
+
+
+async def test_an_admin_of_a_machine_installs_a_package(make: Make, qemu: Qemu, tmp_path: Path) -> None:
+    image = await qemu.import_image(make_debian(), "skerry-test-debian", lambda _: None)
+    try:
+        sandbox = await make(image="skerry-test-debian", admin=True, memory="256M")
+        assert sandbox.enforced["admin"].by == "root of a kernel of its own"
+        await packages.check_capabilities(sandbox, 10, 29)  # NET_BIND_SERVICE and AUDIT_WRITE, as every root there has
+        await packages.check_root_can_install(sandbox, packages.make(tmp_path))
+        await sandbox.destroy()
+        plain = await make(image="skerry-test-debian")
+        await packages.check_scratch(plain)
+        assert (await plain.exec("grep NoNewPrivs /proc/self/status")).text.split()[1] == "1"
+        await plain.destroy()
+    finally:
+        await qemu.remove_image(image.id)

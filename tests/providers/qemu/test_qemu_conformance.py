@@ -13,9 +13,9 @@ import pytest
 from providers.qemu.host import START_S, left_of
 from providers.reuse import OnOneBox
 
+from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.qemu import Qemu, QemuConfig
-from skerry.spec import Spec
 
 
 @pytest.mark.timeout(240)

@@ -15,18 +15,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from few_inodes import few_inodes, use_up_inodes
 from providers.qemu import victim
 from providers.qemu.host import Make, in_guest, left_of, machines_in, wardens_in
 
 from skerry.errors import CreateFailed, DiskFull, ProviderError, SkerryError
+from skerry.host import sparse
+from skerry.model.spec import SandboxId, Spec, new_id
 from skerry.providers.base import BoxState
-from skerry.providers.machine.boxes import Box
-from skerry.providers.machine.sources import Source, Sources
+from skerry.providers.machine.boxes import MachineBox
+from skerry.providers.machine.images import Source, Sources
 from skerry.providers.qemu import Qemu, QemuConfig
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import SandboxId, Spec, new_id
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import eventually
-from skerry.vm import sparse, templates
+from skerry.vm import templates
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -64,7 +66,7 @@ async def test_a_machine_that_went_down_with_its_host_can_be_started_again(
     for pid in machines_in(state_dir):
         os.kill(pid, signal.SIGKILL)
     await ended(qemu, sandbox.id, BoxState.STOPPED)
-    folder = Box(state_dir, sandbox.id).vm
+    folder = MachineBox(state_dir, sandbox.id).vm
     vm = folder.read()
     assert vm is not None
     folder.write_file("vm.json", msgspec.json.encode(msgspec.structs.replace(vm, boot_id="another")))
@@ -300,3 +302,19 @@ async def test_the_clock_is_right_after_a_pause(make: Make, qemu: Qemu) -> None:
     before = time.time()
     told = float((await sandbox.exec(["date", "+%s"])).text)
     assert before - 1.5 < told < time.time() + 1.5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+async def test_a_machine_is_destroyed_where_no_file_can_be_made(config: QemuConfig, state_dir: Path) -> None:
+    with few_inodes(state_dir / "small"):
+        provider = Qemu(msgspec.structs.replace(config, state_dir=str(state_dir / "small")))
+        spec = Spec.of(provider="qemu", data=False)
+        sandbox = await AsyncSandbox.create(spec, provider)
+        use_up_inodes(state_dir / "small")
+        try:
+            with pytest.raises(ProviderError, match="No space left"):
+                await AsyncSandbox.create(spec, provider)
+        finally:
+            await sandbox.destroy()
+        assert await provider.discover() == {}
+        await provider.aclose()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from manager.world import config_of
 
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
-from skerry.pool import AsyncSandboxPool
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.states import State
+from skerry.pool.pool import AsyncSandboxPool
 from skerry.providers.qemu import Qemu, QemuConfig
 
 pytestmark = pytest.mark.timeout(240)

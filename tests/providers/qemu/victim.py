@@ -9,29 +9,28 @@ import signal
 import sys
 from typing import Any
 
-from skerry.providers.machine import guest
-from skerry.providers.machine.boxes import Box
-from skerry.providers.machine.volumes import Volumes
+from skerry.model.spec import SandboxId, Spec
+from skerry.providers.machine.boxes import MachineBox
+from skerry.providers.machine.volumes import DiskVolumes
 from skerry.providers.qemu import Qemu, QemuConfig
-from skerry.spec import SandboxId, Spec
-from skerry.vm import launch
+from skerry.vm import guest, launch
 from skerry.vm.folder import VmFolder
-from skerry.vm.qemu.hypervisor import Qemu as Hypervisor
+from skerry.vm.qemu.hypervisor import QemuHypervisor as Hypervisor
 
 POINTS: dict[str, tuple[Any, str]] = {
-    "box.folder": (Box, "make"),
-    "box.meta": (Box, "write_meta"),
+    "box.folder": (MachineBox, "make"),
+    "box.meta": (MachineBox, "write_meta"),
     "machine.folder": (VmFolder, "make"),
-    "volume": (Volumes, "make"),
+    "volume": (DiskVolumes, "make"),
     "disk": (Hypervisor, "make_disk"),
-    "box.disk": (Box, "write_disk"),
+    "box.disk": (MachineBox, "write_disk"),
     "machine.note": (VmFolder, "write"),
     "warden": (launch.Child, "answer"),
     "machine.processes": (VmFolder, "write_processes"),
     "restore": (Hypervisor, "restore"),
     "greet": (guest, "greet"),
     "become": (guest, "become"),
-    "whole": (Box, "mark_whole"),
+    "whole": (MachineBox, "mark_whole"),
 }
 """Where it can be killed: before or after each of these calls."""
 TEMPLATE = {"template.save": (Hypervisor, "save")}

@@ -12,16 +12,20 @@ from engines.api import Refused, ask, ask_json
 
 from skerry.errors import AgentUnreachable, CreateFailed
 from skerry.providers.base import Enforcement
-from skerry.providers.vmdocker.machines import SOCKET, Machines
+from skerry.providers.vmdocker.engine import SOCKET
+from skerry.providers.vmdocker.machines import ProjectMachines
 
 
-class FakeMachines(Machines):
+class FakeMachines(ProjectMachines):
     """Any number of objects may stand for the same machines, as in several processes."""
 
     def __init__(self, address: str) -> None:
         self._socket = Path(address.removeprefix("unix://"))
         self.starts: list[str] = []
+        self.networks: list[bool] = []
+        """Whether each start was one with a network card."""
         self.fails = False
+        self.no_network: str | None = None
 
     async def check(self) -> None:
         return
@@ -29,8 +33,12 @@ class FakeMachines(Machines):
     async def describe(self) -> Mapping[str, Enforcement]:
         return {"isolation": Enforcement(by="nothing: it is a fake")}
 
-    async def start(self, folder: Path, name: str) -> None:
+    async def why_no_network(self) -> str | None:
+        return self.no_network
+
+    async def start(self, folder: Path, name: str, *, network: bool) -> None:
         self.starts.append(name)
+        self.networks.append(network)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "disk").touch()
         (folder / "name").write_text(name)
@@ -68,6 +76,9 @@ class FakeMachines(Machines):
         for id in self._containers("skerry=vmdocker", all="1"):
             with suppress(Refused):
                 ask(self._address, "DELETE", f"/containers/{id}", {"force": "1", "v": "1"})
+        filters = json.dumps({"label": ["skerry=vmdocker", "skerry.project"]})
+        for volume in ask_json(self._address, "GET", "/volumes", {"filters": filters})["Volumes"] or []:
+            ask(self._address, "DELETE", f"/volumes/{volume['Name']}")
 
     @property
     def _address(self) -> str:

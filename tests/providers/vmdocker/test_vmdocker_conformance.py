@@ -9,19 +9,22 @@ from typing import Any, ClassVar
 
 import pytest
 from engines.daemons import Daemon
+from providers.lifetimes import LifetimeTests
 from providers.vmdocker.conftest import IMAGE
 from providers.vmdocker.fakes import FakeMachines
 
-from skerry.http import HttpClient
+from skerry.model.spec import Spec
+from skerry.net.http import HttpClient
 from skerry.providers.base import Provider
 from skerry.providers.vmdocker import VmDocker, VmDockerConfig
-from skerry.spec import Spec
+from skerry.testing.conformance.ends import EndTests
 from skerry.testing.conformance.lifecycle import LifecycleTests
 from skerry.testing.conformance.limits import LimitTests
+from skerry.testing.conformance.network import NetworkTests
 from skerry.testing.conformance.verbs import VerbTests
 
 
-class TestVmDocker(LifecycleTests, LimitTests, VerbTests):
+class TestVmDocker(LifetimeTests, LifecycleTests, LimitTests, NetworkTests, VerbTests, EndTests):
     keeps_files_on_stop = False
     idle_processes = 2  # the agent, and the relay that we reach it by
     options: ClassVar[dict[str, object]] = {"image": IMAGE, "project": "conformance"}

@@ -7,14 +7,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from engines.api import ask_json
 from engines.daemons import Daemon
+from escape.strangers import StrangerCases
 from providers.vmdocker.conftest import IMAGE
 from providers.vmdocker.fakes import FakeMachines
 
+from skerry import clock
 from skerry.config import load
 from skerry.errors import (
     AgentUnreachable,
@@ -26,13 +29,13 @@ from skerry.errors import (
     ProviderUnavailable,
     Unsupported,
 )
-from skerry.lifecycle import State
-from skerry.manager import AsyncSandboxManager
-from skerry.providers.base import BoxState, ImageBuild
-from skerry.providers.vmdocker import VmDocker
+from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.spec import Spec, SpecOptions, new_id
+from skerry.model.states import State
+from skerry.providers.base import BoxState
+from skerry.providers.vmdocker import VmDocker, VmDockerConfig
 from skerry.providers.vmdocker.projects import Project
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec, new_id
+from skerry.sandbox.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.timeout(120)
 FOR_EVER = [None, None]
@@ -148,6 +151,46 @@ async def test_a_machine_that_has_powered_off_with_nothing_in_it_is_removed(
     assert not project.folder.exists()
 
 
+async def test_a_project_is_nobodys_once_it_is_let_go_though_a_child_that_was_just_forked_has_its_descriptors(
+    make: Any, vmdocker: VmDocker, machines: FakeMachines
+) -> None:
+    await (await make()).destroy()
+    project = project_of(vmdocker)
+    await machines.kill(project.vm)
+    async with project.locked(0):
+        lock = os.fspath(project._lock)
+        held = [int(fd.name) for fd in Path("/proc/self/fd").iterdir() if _target(fd) == lock]
+        copies = [os.dup(fd) for fd in held]
+    try:
+        assert len(copies) == 1
+        assert not await vmdocker.discover()
+        assert not project.folder.exists()
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return ""
+
+
+async def test_a_look_waits_for_another_that_is_just_at_the_project(
+    make: Any, vmdocker: VmDocker, machines: FakeMachines
+) -> None:
+    await (await make()).destroy()
+    project = project_of(vmdocker)
+    await machines.kill(project.vm)
+    async with project.locked(0):
+        looking = asyncio.create_task(vmdocker.discover())
+        await asyncio.sleep(0)
+        assert not looking.done()
+    assert not await looking
+    assert not project.folder.exists()
+
+
 async def test_a_machine_that_has_powered_off_with_nothing_in_it_is_not_booted_again_but_made_anew(
     make: Any, vmdocker: VmDocker, machines: FakeMachines
 ) -> None:
@@ -241,7 +284,9 @@ async def test_a_registry_follows_what_became_of_a_machine(
         await manager.destroy(sandbox.id, volumes=True)
         await machines.kill(project_of(vmdocker).vm)
         await manager.reconcile()
-    assert not project_of(vmdocker).folder.exists(), project_of(vmdocker).holdings
+    project = project_of(vmdocker)
+    left = sorted(path.name for path in project.folder.rglob("*"))
+    assert not project.folder.exists(), (left, project.holdings, vmdocker._projects.boxes())
 
 
 async def test_a_box_whose_lifetime_was_over_is_dead_when_its_machine_is_off(
@@ -250,8 +295,12 @@ async def test_a_box_whose_lifetime_was_over_is_dead_when_its_machine_is_off(
     sandbox = await make(lifetime_s=500)
     await machines.kill(project_of(vmdocker).vm)
     assert (await vmdocker.discover())[sandbox.id].state is BoxState.STOPPED
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 501)
+    wall, now = time.time, clock.now()
+    for years in (-30, 30):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda jump=years * 31_557_600: wall() + jump)
+            assert (await vmdocker.discover())[sandbox.id].state is BoxState.STOPPED
+    monkeypatch.setattr(clock, "now", lambda: msgspec.structs.replace(now, at=now.at + 501))
     assert (await vmdocker.discover())[sandbox.id].state is BoxState.DEAD
 
 
@@ -303,20 +352,36 @@ async def test_a_machine_that_does_not_come_up_is_told_with_its_last_words(
     await sandbox.destroy()
 
 
+async def test_a_machine_that_does_not_come_up_again_does_not_run_on(
+    make: Any, vmdocker: VmDocker, machines: FakeMachines
+) -> None:
+    sandbox = await make(data=True)
+    await vmdocker.stop(sandbox.id)
+    project = project_of(vmdocker)
+    await machines.kill(project.vm)
+    machines.fails = True
+    with pytest.raises(CreateFailed):
+        await vmdocker.start(sandbox.id, sandbox.spec)
+    assert not machines.is_running(project.vm)
+    machines.fails = False
+    await vmdocker.start(sandbox.id, sandbox.spec)
+    assert machines.is_running(project.vm)
+
+
 async def test_what_a_killed_maker_left_is_found_and_removed(
     vmdocker: VmDocker, machines: FakeMachines, open_again: Callable[[], VmDocker]
 ) -> None:
     """It came as far as the note, and as far as a machine whose Docker had not answered."""
-    from skerry.providers.vmdocker.projects import Box
+    from skerry.providers.vmdocker.projects import BoxNote
 
     id, project = new_id(), project_of(vmdocker)
-    vmdocker._projects.note(id, Box(project="one", created_at=time.time()))
+    vmdocker._projects.note(id, BoxNote(project="one", created_at=time.time()))
     assert (await open_again().discover())[id].state is BoxState.REMAINS
     await open_again().destroy(id, volumes=True)
     assert not await open_again().discover()
-    vmdocker._projects.note(id, Box(project="one", created_at=time.time()))
+    vmdocker._projects.note(id, BoxNote(project="one", created_at=time.time()))
     project.make()
-    await machines.start(project.vm, "one")
+    await machines.start(project.vm, "one", network=False)
     other = open_again()
     assert (await other.discover())[id].state is BoxState.REMAINS
     assert not machines.is_running(project.vm)
@@ -329,7 +394,7 @@ async def test_a_machine_that_was_never_told_to_go_is_told_by_whoever_looks(
 ) -> None:
     sandbox = await make()
     project = project_of(vmdocker)
-    await vmdocker._keeper.engine(project).destroy(sandbox.id)
+    await vmdocker._lifecycle.engine(project).destroy(sandbox.id)
     vmdocker._projects.forget(sandbox.id)  # and there its process was killed
     assert machines.told(project.vm) == FOR_EVER
     assert not await vmdocker.discover()
@@ -339,13 +404,16 @@ async def test_a_machine_that_was_never_told_to_go_is_told_by_whoever_looks(
     assert machines.told(project.vm) == [None, 42]  # a look does not make it wait longer
 
 
-async def test_a_machine_that_did_not_go_when_it_should_is_ended(
-    make: Any, vmdocker: VmDocker, machines: FakeMachines
+async def test_a_machine_that_did_not_go_when_it_should_is_ended_by_the_clock_of_the_boot(
+    make: Any, vmdocker: VmDocker, machines: FakeMachines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await (await make()).destroy()
     project = project_of(vmdocker)
-    long_ago = time.time() - 200
-    os.utime(project.folder / "idle", (long_ago, long_ago))
+    os.utime(project.folder / "idle", (0, 0))  # the wall clock jumped, by half a century
+    await vmdocker.discover()
+    assert project.folder.exists()
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: msgspec.structs.replace(now, at=now.at + 200))
     await vmdocker.discover()
     assert not project.folder.exists()
 
@@ -399,11 +467,32 @@ async def test_an_image_is_kept_once_and_loaded_where_it_is_used(
     assert not list((tmp_path / "state" / "images").iterdir())
 
 
-async def test_what_a_machine_without_a_network_cannot_is_refused_with_another_way(vmdocker: VmDocker) -> None:
-    with pytest.raises(Unsupported, match="docker-env"):
-        await vmdocker.build_image(ImageBuild(dockerfile="FROM x", name="y"), lambda _: None)
-    with pytest.raises(Unsupported, match="docker save"):
-        await vmdocker.pull_image("debian", lambda _: None)
+async def test_a_box_has_a_bridge_where_machines_have_a_network(
+    vmdocker: VmDocker, machines: FakeMachines, tmp_path: Path, cache: Path
+) -> None:
+    config = VmDockerConfig(state_dir=str(tmp_path / "state"), cache_dir=str(cache), idle_s=100, vm_network=True)
+    networked = VmDocker(config, machines=machines)
+    with pytest.raises(Unsupported, match="vm_network = true"):
+        await AsyncSandbox.create(spec(network="bridge"), vmdocker)
+    with pytest.raises(Unsupported, match="there are none, rules and bridge"):
+        await AsyncSandbox.create(spec(network="host"), networked)
+    machines.no_network = "nobody gives it one"
+    with pytest.raises(Unsupported, match="nobody gives it one"):
+        await AsyncSandbox.create(spec(network="bridge"), networked)
+    machines.no_network = None
+    assert not machines.starts
+
+    without = await AsyncSandbox.create(spec(), vmdocker)
+    with pytest.raises(Conflict, match="was started without a network"):
+        await AsyncSandbox.create(spec(network="bridge"), networked)
+    await without.destroy()
+    await machines.kill(project_of(vmdocker).vm)
+    bridged = await AsyncSandbox.create(spec(network="bridge"), networked)
+    assert machines.networks == [False, True]
+    assert "leads out but not to the host" in bridged.enforced["network"].by
+    assert (await bridged.exec("cat /proc/net/dev")).text.count("eth0") == 1
+    await bridged.destroy()
+    await networked.aclose()
 
 
 async def test_the_address_of_a_projects_docker(vmdocker: VmDocker, machines: FakeMachines) -> None:
@@ -419,3 +508,12 @@ async def test_the_address_of_a_projects_docker(vmdocker: VmDocker, machines: Fa
     await machines.kill(project.vm)
     await vmdocker.discover()
     assert project.folder.exists()  # what somebody else put there is not ours to remove
+
+
+class TestStrangers(StrangerCases):
+    options: ClassVar[SpecOptions] = {"provider": "vmdocker", "project": "p", "image": IMAGE, "data": False}
+    has_mounts = False
+
+    @pytest.fixture
+    def provider(self, vmdocker: VmDocker) -> VmDocker:
+        return vmdocker

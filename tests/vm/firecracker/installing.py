@@ -12,7 +12,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from skerry.agent.runtime import GUEST
+from skerry.agent.bundle import GUEST
 
 HERE = Path(__file__).parent
 _PARTS = ("fake.py", "fake_vm.py", "fake_bodies.py", "fake_guest.py", "fake_jailer.py", "swagger.py")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import subprocess
-import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,9 @@ from hypothesis import strategies as st
 from msgspec import inspect as shapes
 
 from skerry.errors import LimitReached, ProviderError
-from skerry.http import Answer
-from skerry.vm.firecracker import model
-from skerry.vm.firecracker.api import Api, Gone, Refused
+from skerry.net.http import Answer
+from skerry.vm.firecracker import api as model
+from skerry.vm.firecracker.api import Api, ApiRefused, Gone
 from vm.firecracker.installing import StandIns, api_description
 from vm.firecracker.swagger import Description
 
@@ -53,14 +51,7 @@ def _values(shape: shapes.Type) -> st.SearchStrategy[Any]:
     raise AssertionError(f"a type that this test cannot make: {shape}")
 
 
-def _requests() -> dict[str, type | Any]:
-    """The client's methods and what each takes, if anything."""
-    found = {}
-    for name, method in inspect.getmembers(Api, inspect.iscoroutinefunction):
-        if not name.startswith("_"):
-            hints = typing.get_type_hints(method)
-            found[name] = next((kind for key, kind in hints.items() if key != "return"), None)
-    return found
+_BODIES = {body.__name__: body for body in model.Body.__subclasses__()}
 
 
 class _Recorder:
@@ -72,30 +63,26 @@ class _Recorder:
         return Answer(204, {}, b"")
 
 
-@pytest.mark.parametrize("name", sorted(_requests()))
+@pytest.mark.parametrize("name", ["instance", *sorted(_BODIES)])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_request_is_one_that_the_description_allows(name: str, data: st.DataObject) -> None:
-    kind = _requests()[name]
-    arguments = () if kind is None else (data.draw(_values(shapes.type_info(kind))),)
+    body = data.draw(_values(shapes.type_info(_BODIES[name]))) if name in _BODIES else None
     recorder = _Recorder()
 
     async def ask() -> None:
         api = Api(Path("/none"))
         api._http = recorder  # type: ignore[assignment]
         with contextlib.suppress(ProviderError):  # an empty answer is none to a question
-            await getattr(api, name)(*arguments)
+            await (api.instance() if body is None else api.send(body))
 
     asyncio.run(ask())
-    ((method, path, body),) = recorder.asked
-    assert _DESCRIPTION.problems(method, path, body) == []
+    ((method, path, sent),) = recorder.asked
+    assert _DESCRIPTION.problems(method, path, sent) == []
 
 
 def test_the_client_knows_every_body_of_the_model() -> None:
-    taken = {kind for kind in _requests().values() if isinstance(kind, type)}
-    inner = {model.TokenBucket, model.RateLimiter, model.MemoryBackend, model.NetworkOverride, model.VsockOverride}
-    wrapped = {model.Action, model.VmState}
-    assert taken | inner | wrapped == {*model.Body.__subclasses__()}
+    assert len({(body.method, body.path) for body in _BODIES.values()}) == len(_BODIES) == 9
 
 
 @pytest.mark.parametrize(
@@ -123,9 +110,9 @@ async def test_a_body_that_the_model_does_not_allow_is_not_sent() -> None:
     recorder = _Recorder()
     api._http = recorder  # type: ignore[assignment]
     with pytest.raises(ProviderError, match="Vsock"):
-        await api.set_vsock(model.Vsock(guest_cid=2, uds_path="v.sock"))
+        await api.send(model.Vsock(guest_cid=2, uds_path="v.sock"))
     with pytest.raises(ProviderError, match="Drive"):
-        await api.set_drive(model.Drive(drive_id="a/b", is_root_device=False, path_on_host="x", is_read_only=True))
+        await api.send(model.DriveBody(drive_id="a/b", is_root_device=False, path_on_host="x", is_read_only=True))
     assert recorder.asked == []
 
 
@@ -158,8 +145,8 @@ def _answer(status: str, body: str) -> bytes:
 )
 async def test_a_refusal_is_told_in_firecrackers_own_words(short_folder: Path, body: str, reason: str) -> None:
     async with _server(short_folder, _answer("400 ", body)) as api:
-        with pytest.raises(Refused, match=f"refused PATCH /vm with 400: {reason}") as caught:
-            await api.set_state("Paused")
+        with pytest.raises(ApiRefused, match=f"refused PATCH /vm with 400: {reason}") as caught:
+            await api.send(model.VmState(state="Paused"))
     assert caught.value.status == 400
 
 
@@ -179,8 +166,8 @@ async def test_an_answer_that_is_cut_short_is_a_process_that_ended(short_folder:
 
 
 async def test_a_socket_that_nobody_listens_on_is_a_process_that_is_gone(short_folder: Path) -> None:
-    with pytest.raises(Gone, match="does not answer GET /version"):
-        await Api(short_folder / "none.sock").version()
+    with pytest.raises(Gone, match="does not answer GET /: "):
+        await Api(short_folder / "none.sock").instance()
 
 
 async def test_an_answer_that_makes_no_sense_is_no_answer(short_folder: Path) -> None:
@@ -206,42 +193,31 @@ async def test_a_hundred_calls_at_once_never_need_more_connections_than_there_ar
 
 
 async def test_what_can_be_asked_of_a_fresh_process(api: Api, short_folder: Path) -> None:
-    assert await api.version() == "1.17.0-dev"
-    assert (await api.machine_config()).mem_size_mib == 128
-    await api.set_machine_config(model.MachineConfig(vcpu_count=2, mem_size_mib=256))
-    assert (await api.machine_config()).vcpu_count == 2
-    await api.set_balloon(model.Balloon(amount_mib=16, deflate_on_oom=True))
-    assert (await api.balloon()).amount_mib == 16
-    await api.set_network_interface(model.NetworkInterface(iface_id="eth0", host_dev_name="tap0"))
-    await api.set_entropy(model.Entropy())
-    await api.set_serial(model.Serial(serial_out_path=str(short_folder / "serial")))
-    await api.set_logger(model.Logger(log_path=str(short_folder / "log"), level="Info"))
-    await api.set_metrics(model.Metrics(metrics_path=str(short_folder / "metrics")))
+    assert (await api.instance()).vmm_version == "1.17.0-dev"
+    await api.send(model.MachineConfigBody(vcpu_count=2, mem_size_mib=256))
+    await api.send(model.Vsock(guest_cid=3, uds_path="v.sock"))
+    assert (await api.instance()).state == "Not started"
 
 
 _NOT_YET: list[Callable[[Api], Any]] = [
-    lambda api: api.set_state("Paused"),
-    lambda api: api.act("SendCtrlAltDel"),
-    lambda api: api.act("FlushMetrics"),
-    lambda api: api.update_drive(model.DriveUpdate(drive_id="r", path_on_host="r")),
-    lambda api: api.update_network_interface(model.NetworkInterfaceUpdate(iface_id="eth0")),
-    lambda api: api.update_balloon(model.BalloonUpdate(amount_mib=1)),
-    lambda api: api.create_snapshot(model.SnapshotCreate(snapshot_path="s", mem_file_path="m")),
+    lambda api: api.send(model.VmState(state="Paused")),
+    lambda api: api.send(model.DriveUpdate(drive_id="r", path_on_host="r")),
+    lambda api: api.send(model.SnapshotCreate(snapshot_path="s", mem_file_path="m")),
 ]
 
 
 @pytest.mark.parametrize("ask", _NOT_YET)
 async def test_what_needs_a_running_machine_is_refused_before_it_runs(api: Api, ask: Callable[[Api], Any]) -> None:
-    with pytest.raises(Refused, match="not supported before starting"):
+    with pytest.raises(ApiRefused, match="not supported before starting"):
         await ask(api)
 
 
 _TOO_LATE: list[Callable[[Api], Any]] = [
-    lambda api: api.set_machine_config(model.MachineConfig(vcpu_count=1, mem_size_mib=128)),
-    lambda api: api.set_boot_source(model.BootSource(kernel_image_path="kernel")),
-    lambda api: api.set_vsock(model.Vsock(guest_cid=3, uds_path="w.sock")),
-    lambda api: api.act("InstanceStart"),
-    lambda api: api.load_snapshot(_load("s", "m")),
+    lambda api: api.send(model.MachineConfigBody(vcpu_count=1, mem_size_mib=128)),
+    lambda api: api.send(model.BootSource(kernel_image_path="kernel")),
+    lambda api: api.send(model.Vsock(guest_cid=3, uds_path="w.sock")),
+    lambda api: api.send(model.InstanceAction(action_type="InstanceStart")),
+    lambda api: api.send(_load("s", "m")),
 ]
 
 
@@ -255,37 +231,37 @@ async def test_what_makes_a_machine_is_refused_once_it_runs(
     api: Api, short_folder: Path, ask: Callable[[Api], Any]
 ) -> None:
     await _boot(api, short_folder)
-    with pytest.raises(Refused, match="not supported after starting"):
+    with pytest.raises(ApiRefused, match="not supported after starting"):
         await ask(api)
 
 
 async def _boot(api: Api, folder: Path) -> None:
     (folder / "kernel").write_bytes(b"\x7fELF")
-    await api.set_boot_source(model.BootSource(kernel_image_path="kernel"))
-    await api.set_vsock(model.Vsock(guest_cid=3, uds_path="v.sock"))
-    await api.act("InstanceStart")
+    await api.send(model.BootSource(kernel_image_path="kernel"))
+    await api.send(model.Vsock(guest_cid=3, uds_path="v.sock"))
+    await api.send(model.InstanceAction(action_type="InstanceStart"))
     assert (await api.instance()).state == "Running"
 
 
 async def test_a_machine_is_saved_only_while_it_is_paused(api: Api, short_folder: Path) -> None:
     await _boot(api, short_folder)
     files = model.SnapshotCreate(snapshot_type="Full", snapshot_path="s", mem_file_path="m")
-    with pytest.raises(Refused, match="while running"):
-        await api.create_snapshot(files)
-    await api.set_state("Paused")
-    await api.create_snapshot(files)
+    with pytest.raises(ApiRefused, match="while running"):
+        await api.send(files)
+    await api.send(model.VmState(state="Paused"))
+    await api.send(files)
     assert json.loads((short_folder / "s").read_text())["machine"]["vcpu_count"] == 1
 
 
 async def test_a_process_that_was_configured_loads_no_snapshot(api: Api) -> None:
-    await api.set_machine_config(model.MachineConfig(vcpu_count=1, mem_size_mib=128))
-    with pytest.raises(Refused, match="not allowed after configuring"):
-        await api.load_snapshot(_load("s", "m"))
+    await api.send(model.MachineConfigBody(vcpu_count=1, mem_size_mib=128))
+    with pytest.raises(ApiRefused, match="not allowed after configuring"):
+        await api.send(_load("s", "m"))
     assert (await api.instance()).state == "Not started"
 
 
 async def test_a_process_ends_after_a_restore_that_failed(api: Api) -> None:
-    with pytest.raises(Refused, match="Load snapshot error"):
-        await api.load_snapshot(_load("s", "m"))
+    with pytest.raises(ApiRefused, match="Load snapshot error"):
+        await api.send(_load("s", "m"))
     with pytest.raises(Gone):
         await api.instance()

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from skerry.agent import dial
 from skerry.agent.client import AgentClient
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, ProviderError
 from skerry.host import uids
-from skerry.vm.base import AGENT_PORT, Drive, Limits, Machine
+from skerry.net import dial
+from skerry.vm.base import AGENT_PORT, Drive, Machine, MachineLimits
 from vm.firecracker.installing import StandIns
 from vm.firecracker.world import MIB, PATIENCE_S, World, control, prepared, reseed, shell
 
@@ -214,7 +214,7 @@ async def test_a_guest_that_shuts_down_ends_its_machine(world: World) -> None:
 
 async def test_a_machine_has_its_limits(world: World) -> None:
     folder, machine = await world.machine()
-    await world.hypervisor.boot(folder, machine, Limits(memory=512 * MIB, cpus=1.0))
+    await world.hypervisor.boot(folder, machine, MachineLimits(memory=512 * MIB, cpus=1.0))
     vm = folder.read()
     assert vm is not None
     assert vm.vmm is not None
@@ -231,7 +231,6 @@ async def test_a_machine_has_its_limits(world: World) -> None:
     [
         ({"vcpus": 33}, "33 vCPUs"),
         ({"vcpus": 0}, "0 vCPUs"),
-        ({"cid": 2}, "CID 2"),
         ({"boot_args": ("x" * 2048,)}, "bytes of boot arguments"),
         ({"boot_args": ("a\nb",)}, "printable"),
     ],

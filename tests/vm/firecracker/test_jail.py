@@ -14,9 +14,9 @@ import pytest
 from skerry.errors import InvalidSpec, ProviderError
 from skerry.host import uids
 from skerry.vm.base import Drive, Kernel, Machine
-from skerry.vm.firecracker import jail, place
+from skerry.vm.firecracker import jail
 from skerry.vm.firecracker.jail import Jail
-from skerry.vm.firecracker.programs import Programs
+from skerry.vm.firecracker.probe import Programs
 from skerry.vm.folder import VmFolder
 from vm.firecracker.installing import StandIns
 
@@ -133,8 +133,8 @@ def test_nothing_is_left_of_a_jail_and_what_was_linked_stays(made: Jail, tmp_pat
     shared.touch(0o644)
     made.link("drive-root", shared)
     (made.root / "evil").symlink_to(tmp_path)
-    jail.remove(tmp_path)
-    jail.remove(tmp_path)
+    jail.clear(VmFolder(tmp_path))
+    jail.clear(VmFolder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["rootfs"]
 
 
@@ -162,7 +162,7 @@ def prepare(tmp_path: Path, stand_ins: StandIns) -> Callable[..., tuple[VmFolder
         programs = Programs(firecracker=stand_ins.firecracker, jailer=jailer, version="1.17.0")
         machine = _machine(tmp_path)
         files = {"kernel": machine.kernel.vmlinux, "initrd": machine.kernel.initrd}
-        return folder, place.prepare(folder, machine, files, programs)
+        return folder, jail.prepare(folder, machine, files, programs)
 
     return prepared
 
@@ -177,7 +177,7 @@ def test_without_a_jail_the_same_names_lead_to_the_same_files(prepare: Any, tmp_
     inherited = {f"/proc/self/fd/{10 + index}": path for index, path in enumerate(launch.files)}
     assert {name: inherited[link] for name, link in links.items()} == {k: tmp_path / v for k, v in wanted.items()}
     assert launch.own == ("disk.raw",)
-    place.clear(folder)
+    jail.clear(folder)
     assert {path.name for path in folder.path.iterdir() if path.is_symlink()} == set()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from skerry.agent.client import AgentClient
 from skerry.vm.base import AGENT_PORT, CONTROL_PORT, Drive, Kernel, Machine
-from skerry.vm.firecracker import Firecracker
+from skerry.vm.firecracker import FirecrackerHypervisor
 from skerry.vm.folder import VmFolder
 from vm.firecracker.installing import StandIns
 
@@ -31,7 +31,7 @@ class World:
         self.jailed = jailed
         jailer = str(stand_ins.jailer) if jailed else ""
         (folder / "cache").mkdir()
-        self.hypervisor = Firecracker(
+        self.hypervisor = FirecrackerHypervisor(
             folder / "cache", lambda: self.kernel, program=str(stand_ins.firecracker), jailer=jailer
         )
         self._count = 0

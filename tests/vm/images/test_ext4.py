@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import InvalidSpec
-from skerry.sources.roots import Entry
-from skerry.vm.images import entries, ext4, tree
+from skerry.oci.roots import Entry
+from skerry.vm.images import ext4, tree
 
 pytestmark = pytest.mark.skipif(
     shutil.which("debugfs", path="/usr/sbin:/sbin:/usr/bin") is None, reason="no e2fsprogs here"
@@ -54,12 +54,12 @@ def test_files_come_out_as_they_went_in(tmp_path: Path) -> None:
     image = written(
         tmp_path,
         [
-            entries.folder("etc", 0o750),
+            tree.folder_entry("etc", 0o750),
             entry("etc/large", content=large, mode=0o4711, uid=70000, gid=80000, mtime=1234567890),
             entry("etc/empty"),
             entry("etc/again", tarfile.LNKTYPE, linkname="etc/large"),
-            entries.link("etc/short", "large"),
-            entries.link("etc/long", "x/" * 100 + "y"),
+            tree.link_entry("etc/short", "large"),
+            tree.link_entry("etc/long", "x/" * 100 + "y"),
             entry("pipe", tarfile.FIFOTYPE, mode=0o600),
         ],
     )
@@ -103,7 +103,7 @@ def test_a_folder_may_have_thousands_of_names_and_a_tree_many_groups(tmp_path: P
 
 
 def test_the_same_tree_makes_the_same_bytes(tmp_path: Path) -> None:
-    found = [entries.file("b", b"b" * 5000), entries.file("a", b"a"), entries.folder("c")]
+    found = [tree.file_entry("b", b"b" * 5000), tree.file_entry("a", b"a"), tree.folder_entry("c")]
     images = []
     for name in ("one", "two"):
         images.append(tmp_path / name)
@@ -112,7 +112,7 @@ def test_the_same_tree_makes_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_what_a_machine_mounts_over_is_there_also_where_the_image_has_links(tmp_path: Path) -> None:
-    image = written(tmp_path, [entries.link("home", "var/home"), entries.file("tmp/x", b"")], tree.FOLDERS)
+    image = written(tmp_path, [tree.link_entry("home", "var/home"), tree.file_entry("tmp/x", b"")], tree.FOLDERS)
     assert "Type: directory" in debugfs(image, "stat /var/home/user")
     assert "Mode:  01777" in debugfs(image, "stat /tmp")
     assert "Type: directory" in debugfs(image, "stat /.skerry")
@@ -121,11 +121,11 @@ def test_what_a_machine_mounts_over_is_there_also_where_the_image_has_links(tmp_
 @pytest.mark.parametrize(
     "found",
     [
-        [entries.link("a", "a"), entry("a/b")],
-        [entries.file("a", b""), entry("a/b")],
+        [tree.link_entry("a", "a"), entry("a/b")],
+        [tree.file_entry("a", b""), entry("a/b")],
         [entry("a", tarfile.LNKTYPE, linkname="nothing")],
         [entry("a" * 300)],
-        [entries.link("a", "")],
+        [tree.link_entry("a", "")],
     ],
     ids=["a loop of links", "a file as a folder", "a link to nothing", "a long name", "an empty link"],
 )
@@ -137,7 +137,7 @@ def test_a_tree_that_cannot_be_is_refused(tmp_path: Path, found: Sequence[Entry]
 def test_links_that_lead_out_stay_inside(tmp_path: Path) -> None:
     target = tmp_path / "host"
     target.mkdir()
-    image = written(tmp_path, [entries.link("way", f"../../..{target}"), entries.file("way/planted", b"x")])
+    image = written(tmp_path, [tree.link_entry("way", f"../../..{target}"), tree.file_entry("way/planted", b"x")])
     assert list(target.iterdir()) == []
     assert debugfs(image, f"cat {target}/planted") == "x"
 
@@ -150,7 +150,7 @@ def test_a_file_that_became_shorter_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/dev/loop-control"), reason="only root mounts")
 def test_the_kernel_reads_it(tmp_path: Path) -> None:
-    image = written(tmp_path, [entries.file(f"f/{number}", b"%d" % number, 0o640) for number in range(2000)])
+    image = written(tmp_path, [tree.file_entry(f"f/{number}", b"%d" % number, 0o640) for number in range(2000)])
     point = tmp_path / "point"
     point.mkdir()
     subprocess.run(["mount", "-o", "loop,ro", image, point], check=True, timeout=30)

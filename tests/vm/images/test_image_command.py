@@ -15,8 +15,9 @@ from engines.daemons import Daemon
 from engines.images import load
 
 from skerry import cli
-from skerry.providers.machine.boxes import Box, Meta
-from skerry.spec import new_id
+from skerry.model.spec import new_id
+from skerry.providers import podman
+from skerry.providers.machine.boxes import MachineBox, MachineMeta
 from skerry.vm.base import Kernel
 from skerry.vm.images.store import ImageStore
 
@@ -62,6 +63,27 @@ def test_an_image_is_built_listed_inspected_and_removed(call: Call) -> None:
     assert json.loads(out)[0]["error"]["code"] == "image_not_found"
 
 
+def test_images_for_machines_are_where_the_configured_provider_of_machines_looks(
+    call: Call, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever provider boxes are made by where nothing is said, and though another one of machines comes before it."""
+    monkeypatch.setenv("SKERRY_PROVIDER", "local")
+    code, out, err = call("image", "build", "--vm", "--recipe", "minimal", "-t", "small")
+    assert code == 0, err
+    assert [image.id for image in ImageStore(cache).all()] == [out.strip()]
+    assert json.loads(call("image", "ls", "--provider", "qemu", "--json")[1])[0]["id"] == out.strip()
+
+
+def test_caches_of_several_providers_of_machines_are_asked_about(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKERRY_PROVIDER", "local")
+    monkeypatch.setenv("SKERRY_PROVIDERS__FIRECRACKER__PROGRAM", "elsewhere")
+    code, _, err = call("image", "ls", "--vm")
+    assert code == 125
+    assert "providers.firecracker and providers.qemu do not share a cache_dir" in err
+    assert "--provider" in err
+    assert call("image", "ls", "--vm", "--provider", "qemu")[0] == 0
+
+
 def test_a_recipe_gives_its_name_where_none_is_said(call: Call) -> None:
     code, out, err = call("image", "build", "--vm", "--recipe", "minimal", "--json")
     assert (code, err) == (0, "")
@@ -82,7 +104,23 @@ def test_a_root_file_system_is_imported_by_either_verb(call: Call, tmp_path: Pat
     assert "-t" in err
 
 
-def test_a_dockerfile_without_an_engine_says_what_else_can_be_done(call: Call, tmp_path: Path) -> None:
+def test_a_file_with_a_file_system_is_imported(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    source = tmp_path / "rootfs.ext4"
+    make = ["/sbin/mke2fs", "-q", "-t", "ext4", "-d", tmp_path / "root", source, "4M"]
+    subprocess.run(make, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    made = json.loads(call("image", "import", "--provider", "qemu", str(source), "mine", "--json")[1])
+    assert (made["names"], made["size"]) == (["mine"], 4 << 20)
+    (tmp_path / "link").symlink_to(source)
+    code, out, err = call("image", "import", "--provider", "qemu", str(tmp_path / "link"), "other")
+    assert (code, out) == (125, "")
+    assert str(source) in err
+
+
+def test_a_dockerfile_without_a_builder_says_what_else_can_be_done(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podman, "_BUILDERS", ())
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     code, out, err = call("image", "build", "--vm", "-t", "x", str(tmp_path))
     assert (code, out) == (125, "")
@@ -140,9 +178,9 @@ def test_an_engine_runs_a_dockerfile_and_a_machine_gets_what_comes_of_it(
 
 def test_what_a_box_is_made_of_stays(call: Call, tmp_path: Path, cache: Path) -> None:
     assert call("image", "build", "--vm", "--recipe", "minimal", "-t", "one")[0] == 0
-    box = Box(tmp_path / "boxes", new_id())
+    box = MachineBox(tmp_path / "boxes", new_id())
     box.make()
-    box.write_meta(Meta(created_at=0, image=ImageStore(cache).find("one").id, asked="one"))
+    box.write_meta(MachineMeta(created_at=0, image=ImageStore(cache).find("one").id, asked="one"))
     assert json.loads(call("image", "ls", "--vm", "--json")[1])[0]["used_by"] == 1
     for extra in ((), ("--force",)):
         code, _, err = call("image", "rm", "--vm", "one", *extra)

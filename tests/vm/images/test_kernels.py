@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import NotFound, ProviderError
+from skerry.errors import ConfigError, InvalidSpec, NotFound, ProviderError
 from skerry.vm.base import Kernel
-from skerry.vm.images import cpio, initrd, vmlinux
+from skerry.vm.images import boot, tree
+from skerry.vm.images.debian import Modules
 from skerry.vm.images.kernels import KernelStore
-from skerry.vm.images.modules import Modules
+from skerry.vm.images.store import ImageStore
 
 
 def boot_file(payload: bytes, *, length: int | None = None) -> bytes:
@@ -43,11 +44,11 @@ SIZE = struct.pack("<I", len(ELF))
     ids=["gzip", "xz", "lz4", "zstd"],
 )
 def test_a_kernel_is_taken_out_of_its_boot_file(payload: bytes) -> None:
-    assert vmlinux.extract(boot_file(payload)) == ELF
+    assert boot.extract_vmlinux(boot_file(payload)) == ELF
 
 
 def test_a_kernel_that_is_one_already_stays_as_it_is() -> None:
-    assert vmlinux.extract(ELF) == ELF
+    assert boot.extract_vmlinux(ELF) == ELF
 
 
 @pytest.mark.parametrize(
@@ -64,24 +65,24 @@ def test_a_kernel_that_is_one_already_stays_as_it_is() -> None:
 )
 def test_a_damaged_kernel_is_told(damaged: bytes) -> None:
     with pytest.raises(ProviderError):
-        vmlinux.extract(damaged)
+        boot.extract_vmlinux(damaged)
 
 
 def test_an_archive_is_what_cpio_reads(tmp_path: Path) -> None:
     items = [
-        cpio.folder("bin"),
-        cpio.file("bin/program", b"12345", 0o755),
-        cpio.link("bin/other", "program"),
-        cpio.file("empty", b""),
+        tree.folder_entry("bin"),
+        tree.file_entry("bin/program", b"12345", 0o755),
+        tree.link_entry("bin/other", "program"),
+        tree.file_entry("empty", b""),
     ]
-    made = cpio.archive(items)
+    made = boot.archive(items)
     listed = subprocess.run(["busybox", "cpio", "-itv"], input=made, capture_output=True, check=True, timeout=10)
     lines = listed.stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == ["drwxr-xr-x", "-rwxr-xr-x", "lrwxrwxrwx", "-rw-r--r--"]
     assert "other -> program" in lines[2]
     subprocess.run(["busybox", "cpio", "-idm"], input=made, cwd=tmp_path, check=True, timeout=10, capture_output=True)
     assert (tmp_path / "bin/other").read_bytes() == b"12345"
-    assert made == cpio.archive(items)
+    assert made == boot.archive(items)
 
 
 def module(needs: str) -> bytes:
@@ -121,7 +122,7 @@ def test_the_first_file_system_has_a_shell_the_modules_and_a_script(vm_kernel: K
 
 
 def test_the_script_is_one_that_its_shell_understands() -> None:
-    script = initrd.script(["one", "two"])
+    script = boot.init_script(["one", "two"])
     done = subprocess.run(["busybox", "sh", "-n"], input=script, capture_output=True, timeout=10)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"for name in one two;" in script
@@ -129,8 +130,8 @@ def test_the_script_is_one_that_its_shell_understands() -> None:
 
 
 def test_a_shell_that_needs_libraries_is_none_to_start_with() -> None:
-    assert not initrd.is_static(Path("/bin/sh").read_bytes())
-    assert not initrd.is_static(b"#!/bin/sh")
+    assert not boot.is_static(Path("/bin/sh").read_bytes())
+    assert not boot.is_static(b"#!/bin/sh")
 
 
 async def test_another_script_makes_another_kernel_without_fetching(
@@ -141,7 +142,7 @@ async def test_another_script_makes_another_kernel_without_fetching(
     place.parent.mkdir()
     shutil.copytree(vm_cache / "kernels" / vm_kernel.key, place)
     assert (await store.get()).key == vm_kernel.key
-    monkeypatch.setattr(initrd, "MODULES", initrd.MODULES[:-1])
+    monkeypatch.setattr(boot, "MODULES", boot.MODULES[:-1])
     anew = await store.get()
     assert anew.key != vm_kernel.key
     assert anew.vmlinuz.samefile(place / "vmlinuz")
@@ -162,6 +163,35 @@ async def test_a_kernel_that_comes_out_the_same_is_not_made_anew_each_time(
     assert "other-" in store.all()[0].started_by
     assert (await store.get()).key == vm_kernel.key
     assert "other-" not in store.all()[0].started_by
+
+
+async def test_a_kernel_is_booted_by_its_path_with_the_modules_beside_it(
+    vm_cache: Path, vm_kernel: Kernel, tmp_path: Path
+) -> None:
+    place, store = tmp_path / "boot" / "vmlinuz", KernelStore(tmp_path, "files")
+    place.parent.mkdir()
+    shutil.copyfile(vm_kernel.vmlinuz, place)
+    bare = await store.from_file(place)
+    (tmp_path / "lib/modules").mkdir(parents=True)
+    (tmp_path / "lib/modules" / bare.version).symlink_to(vm_cache / "kernels" / vm_kernel.key / "modules")
+    os.utime(place)
+    whole = await store.from_file(place)
+    assert (bare.version, bare.own) == (vm_kernel.version, vm_kernel.own)
+    assert whole.initrd.read_bytes() == vm_kernel.initrd.read_bytes()
+    assert len(bare.initrd.read_bytes()) < len(whole.initrd.read_bytes()), "without modules none are loaded"
+    assert await store.from_file(place) == whole
+    assert whole.vmlinuz.read_bytes() == place.read_bytes()
+    assert not whole.vmlinuz.samefile(place)
+
+
+async def test_a_path_that_leads_to_no_kernel_is_told(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no kernel")
+    (tmp_path / "link").symlink_to("text")
+    for name, told in {"text": "no kernel", "link": "it is a link", "missing": "No such file"}.items():
+        with pytest.raises(InvalidSpec, match=told):
+            await KernelStore(tmp_path).from_file(tmp_path / name)
+        with pytest.raises(ConfigError, match="the setting kernel"):
+            await ImageStore(tmp_path, tmp_path / name).kernel()
 
 
 async def test_a_kernel_that_lost_a_file_is_told_and_removed(vm_cache: Path, vm_kernel: Kernel, tmp_path: Path) -> None:

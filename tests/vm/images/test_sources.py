@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from engines.oci_layouts import Layout, layer
 
 from skerry.errors import InvalidSpec
-from skerry.progress import Progress
-from skerry.vm.images import debian, entries
+from skerry.model.results import Progress
+from skerry.vm.images import debian, tree
 from skerry.vm.images.recipes import Recipe
 from skerry.vm.images.store import ImageStore
 
@@ -138,9 +139,83 @@ async def test_what_is_no_image_is_told(store: ImageStore, tmp_path: Path) -> No
     assert store.all() == []
 
 
+def file_system(path: Path, text: str = "one") -> Path:
+    """A file system as others make one: with a journal, and none of our folders."""
+    root = path.with_suffix(".root")
+    root.mkdir(exist_ok=True)
+    (root / "motd").write_text(text)
+    path.unlink(missing_ok=True)
+    subprocess.run(["/sbin/mke2fs", "-q", "-t", "ext4", "-d", root, path, "8M"], check=True, timeout=30)
+    return path
+
+
+async def test_a_file_with_a_file_system_is_copied_as_it_is(store: ImageStore, tmp_path: Path) -> None:
+    source = file_system(tmp_path / "rootfs.ext4")
+    before = source.read_bytes(), source.stat()
+    copy = await rootfs(store, source)
+    assert copy.read_bytes() == before[0]
+    assert not copy.samefile(source)
+    assert (source.read_bytes(), source.stat().st_mtime_ns) == (before[0], before[1].st_mtime_ns)
+    assert store.find("a").size == len(before[0])
+
+
+async def test_a_file_system_is_an_image_by_its_path(store: ImageStore, tmp_path: Path) -> None:
+    """It is read when it is first asked for, and when it has changed; what was made of it before stays what it was."""
+    path = file_system(tmp_path / "rootfs.ext4")
+    first = await store.resolve(str(path))
+    assert first.names == (str(path),)
+    assert (await store.resolve(str(path))).rootfs == first.rootfs
+    file_system(path, "two")
+    second = await store.resolve(str(path))
+    assert second.id != first.id
+    assert store.find(str(path)).id == second.id
+    assert "one" in debugfs((await store.resolve(first.id)).rootfs, "cat motd")
+    await store.remove(str(path))
+    assert (await store.resolve(str(path))).id == second.id
+    path.unlink()
+    assert (await store.resolve(second.id)).rootfs == second.rootfs
+    with pytest.raises(InvalidSpec, match="No such file"):
+        await store.resolve(str(path))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda path: path.write_bytes(bytes(1 << 16)), "no ext4"),
+        (lambda path: os.truncate(path, 1 << 20), "larger than the file"),
+        (lambda path: path.symlink_to(path.rename(path.with_name("real"))), "link"),
+        (lambda path: (path.unlink(), path.mkdir()), "no file"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "no file"),
+    ],
+    ids=["text", "cut", "link", "folder", "pipe"],
+)
+async def test_a_path_that_leads_to_no_file_system_is_told(
+    store: ImageStore, tmp_path: Path, spoil: Callable[[Path], object], told: str
+) -> None:
+    path = file_system(tmp_path / "rootfs.ext4")
+    spoil(path)
+    with pytest.raises(InvalidSpec, match=told):
+        await store.resolve(str(path))
+    assert store.all() == []
+
+
+async def test_a_file_system_with_work_left_in_its_journal_is_told(store: ImageStore, tmp_path: Path) -> None:
+    """It could not be mounted without a write."""
+    path = file_system(tmp_path / "rootfs.ext4")
+    with open(path, "r+b") as file:
+        file.seek(1024 + 96)
+        features = int.from_bytes(file.read(4), "little")
+        file.seek(1024 + 96)
+        file.write((features | 4).to_bytes(4, "little"))
+    for ask in (lambda: store.resolve(str(path)), lambda: store.import_(path, "a", silent)):
+        with pytest.raises(InvalidSpec, match="e2fsck"):
+            await ask()
+    assert store.all() == []
+
+
 def test_what_only_the_build_of_a_recipe_needed_stays_out() -> None:
     found = [
-        entries.file(name, b"x") for name in ("./var/cache/apt/x", "./etc/machine-id", "./bin/kept", "./bin/gone/y")
+        tree.file_entry(name, b"x") for name in ("./var/cache/apt/x", "./etc/machine-id", "./bin/kept", "./bin/gone/y")
     ]
     recipe = Recipe(about="", suite="none", removed=("bin/gone",))
     left = {entry.info.name: entry.info.size for entry in debian.trimmed(recipe, found)}

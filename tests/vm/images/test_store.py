@@ -13,22 +13,23 @@ from threading import Event
 import pytest
 
 from skerry.errors import Conflict, ImageNotFound, InvalidSpec, ProviderError
-from skerry.progress import Progress
+from skerry.model.results import Progress
+from skerry.oci import packing
 from skerry.vm.base import Kernel
-from skerry.vm.images import disks, recipes, writing
+from skerry.vm.images import disks, recipes
 from skerry.vm.images.store import ImageInfo, ImageStore
 
 _STUCK = """
 import asyncio, sys, time
 from pathlib import Path
-from skerry.vm.images import writing
+from skerry.vm.images import store as image_store
 from skerry.vm.images.store import ImageStore
 
 def stuck(*_):
     print("here", flush=True)
     time.sleep(600)
 
-writing.digest = stuck
+image_store.digest = stuck
 asyncio.run(ImageStore(Path(sys.argv[1])).build_recipe("a", "minimal", lambda _: None))
 """
 
@@ -223,7 +224,7 @@ async def test_work_in_a_thread_is_waited_for_when_it_is_cancelled() -> None:
         stop.wait()
         loop.call_soon_threadsafe(ended.set)
 
-    working = asyncio.create_task(writing.in_thread(work))
+    working = asyncio.create_task(packing.in_thread(work))
     await begun.wait()
     working.cancel()
     with pytest.raises(asyncio.CancelledError):

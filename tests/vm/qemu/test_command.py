@@ -9,8 +9,7 @@ import pytest
 from skerry.vm import launch
 from skerry.vm.base import Drive, Kernel, Machine
 from skerry.vm.launch import Launch
-from skerry.vm.qemu.command import Host, command, kernel_arguments, shape
-from skerry.vm.qemu.qcow2 import Layer
+from skerry.vm.qemu.command import HostFacts, command, kernel_arguments, shape
 
 DEBIAN = Kernel(
     key="k", version="6.1", own=False, vmlinuz=Path("/k/vmlinuz"), vmlinux=Path("/k/vmlinux"), initrd=Path("/k/initrd")
@@ -24,12 +23,12 @@ DRIVES = (
     Drive(name="data", path="/volumes/data"),
 )
 LAYERS = {
-    "root": (Layer(Path("/images/root.ext4")),),
-    "disk": (Layer(Path("disk.qcow2")), Layer(Path("/saved/disk.qcow2")), Layer(Path("/blanks/1G.ext4"))),
-    "data": (Layer(Path("/volumes/data")),),
+    "root": (Path("/images/root.ext4"),),
+    "disk": (Path("disk.qcow2"), Path("/saved/disk.qcow2"), Path("/blanks/1G.ext4")),
+    "data": (Path("/volumes/data"),),
 }
 MACHINE = Machine(kernel=DEBIAN, drives=DRIVES, vcpus=2, memory_mib=512)
-SOFTWARE = Host(program="/usr/bin/qemu", accelerator="tcg", tsc_khz=2_600_000, opens_memory_read_only=False)
+SOFTWARE = HostFacts(program="/usr/bin/qemu", accelerator="tcg", tsc_khz=2_600_000, opens_memory_read_only=False)
 HARDWARE = SOFTWARE._replace(accelerator="kvm", device_groups=(108,))
 
 
@@ -166,6 +165,12 @@ def test_the_kernels_vsock_takes_the_place_of_the_port() -> None:
     assert not [device for device in options(what, "-device") if "serial" in device]
     assert "skerry.channel=vsock" in options(what, "-append")[0]
     assert (what.channel, what.cid) == (False, 7)
+
+
+def test_a_guest_that_all_users_of_the_host_can_reach_is_told_the_digest_of_its_token() -> None:
+    what = command(MACHINE, SOFTWARE._replace(cid=7, token_digest="d1"), LAYERS)
+    assert "skerry.token=d1" in options(what, "-append")[0].split()
+    assert "skerry.token" not in options(command(MACHINE, SOFTWARE, LAYERS), "-append")[0]
 
 
 def test_a_network_is_added_where_it_is_asked_for() -> None:

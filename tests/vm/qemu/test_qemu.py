@@ -14,11 +14,11 @@ import pytest
 
 from skerry.errors import Conflict, CreateFailed, InvalidSpec, ProviderUnavailable, WrongState
 from skerry.vm import kvm
-from skerry.vm.base import Drive, Kernel, Limits, Machine
+from skerry.vm.base import Drive, Kernel, Machine, MachineLimits
 from skerry.vm.folder import VmFolder
-from skerry.vm.images import cpio
+from skerry.vm.images import boot, tree
 from skerry.vm.qemu import hypervisor, saved
-from skerry.vm.qemu.hypervisor import Qemu
+from skerry.vm.qemu.hypervisor import QemuHypervisor
 
 from ..standins import seen_on_host, until
 
@@ -39,7 +39,7 @@ while :; do
     sleep 0.05
 done
 """
-LIMITS = Limits(memory=1 << 30, cpus=2)
+LIMITS = MachineLimits(memory=1 << 30, cpus=2)
 DISK = 1 << 20
 COUNT = re.compile(r"count (\d+) size (\d+)\n")
 
@@ -49,12 +49,12 @@ class Place:
 
     def __init__(self, path: Path, kernel: Kernel) -> None:
         self.path = path
-        self.qemu = Qemu(path / "cache", lambda: self.kernel)
+        self.qemu = QemuHypervisor(path / "cache", lambda: self.kernel)
         for name in ("root", "runtime", "blank"):
             with open(path / name, "wb") as file:
                 file.truncate(DISK)
         initrd = path / "initrd"
-        initrd.write_bytes(kernel.initrd.read_bytes() + cpio.archive([cpio.file("init", INIT, 0o755)]))
+        initrd.write_bytes(kernel.initrd.read_bytes() + boot.archive([tree.file_entry("init", INIT, 0o755)]))
         self.kernel = msgspec.structs.replace(kernel, initrd=initrd)
 
     def folder(self, name: str) -> VmFolder:
@@ -132,7 +132,7 @@ async def test_what_qemu_can_do_here_is_found_by_running_a_guest(place: Place) -
 
 
 async def test_software_is_assumed_until_there_is_a_kernel_to_try(tmp_path: Path) -> None:
-    assert (await Qemu(tmp_path).probe()).accelerator == "tcg"
+    assert (await QemuHypervisor(tmp_path).probe()).accelerator == "tcg"
 
 
 async def test_vsock_is_refused_with_the_remedy_where_the_kernel_has_none(
@@ -140,7 +140,7 @@ async def test_vsock_is_refused_with_the_remedy_where_the_kernel_has_none(
 ) -> None:
     monkeypatch.setattr(hypervisor, "_VSOCK", str(tmp_path / "none"))
     with pytest.raises(ProviderUnavailable, match="modprobe vhost_vsock"):
-        await Qemu(tmp_path, channel="vsock").probe()
+        await QemuHypervisor(tmp_path, channel="vsock").probe()
 
 
 async def test_a_kernel_that_is_tried_says_so_and_ends(place: Place, folder: VmFolder) -> None:
@@ -216,7 +216,7 @@ async def test_what_qemu_itself_refuses_to_restore_is_a_conflict_in_its_words(
     place: Place, template: Path, folder: VmFolder, tmp_path: Path
 ) -> None:
     """Its note says that it is whole, and still it is not what QEMU wrote."""
-    note = msgspec.json.decode((template / "saved.json").read_bytes(), type=saved.Saved)
+    note = msgspec.json.decode((template / "saved.json").read_bytes(), type=saved.SnapshotNote)
     shutil.copy(template / saved.MEMORY, tmp_path / "copy")
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -129,6 +129,41 @@ async def test_what_is_no_qemu_is_not_believed(impostor: socket.socket, said: by
     await speaking
 
 
+@pytest.mark.parametrize("asked", ["a question", "an event"])
+async def test_events_without_end_are_no_answer_and_are_not_kept(impostor: socket.socket, asked: str) -> None:
+    """They are always there to be received, so no deadline would come to an end of them."""
+
+    def speak() -> None:
+        connection, _ = impostor.accept()
+        with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(b'{"QMP":{}}\n{"return":{}}\n')
+            while True:
+                connection.sendall(b'{"event":"MORE","data":"' + b"x" * 1000 + b'"}\n')
+
+    speaking = asyncio.create_task(asyncio.to_thread(speak))
+    with pytest.raises(ProviderError, match="more than it should"):
+        async with qmp.connect(impostor.getsockname()) as control:
+            await (control.execute("query-status") if asked == "a question" else control.event("NEVER", {}))
+    assert len(control._events) <= qmp._KEPT_EVENTS
+    await speaking
+
+
+@pytest.mark.parametrize("answer", [b'{"error":[]}', b'{"error":{}}', b'{"error":null}', b'{"error":{"desc":5}}'])
+async def test_a_refusal_without_a_reason_is_one(impostor: socket.socket, answer: bytes) -> None:
+    def speak() -> None:
+        connection, _ = impostor.accept()
+        with connection:
+            connection.sendall(b'{"QMP":{}}\n{"return":{}}\n' + answer + b"\n")
+            while connection.recv(1000):
+                pass
+
+    speaking = asyncio.create_task(asyncio.to_thread(speak))
+    async with qmp.connect(impostor.getsockname()) as control:
+        with pytest.raises(QmpError, match="refuses query-status"):
+            await control.execute("query-status")
+    await speaking
+
+
 async def test_a_socket_that_nobody_serves_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match=r"qmp\.sock cannot be reached"):
         async with qmp.connect(tmp_path / "qmp.sock"):

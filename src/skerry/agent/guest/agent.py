@@ -1,51 +1,66 @@
-"""The agent: accepts streams, dispatches calls, and ends the box when its time is over."""
+"""The agent: takes streams, dispatches calls, and ends the box when its time is over."""
 
 from __future__ import annotations
 
 import _socket
 import posix
+import sys
 import time
 
-from .channel import Call, Channel, Failure, failure_of
-from .loop import READ, Loop, Timer
+from .channel import LOOKING, Call, Channel, Failure, failure_of
+from .loop import READ, Loop, Timer, ignore_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .network import Network
     from .process import ProcessTable
+    from .service import Service
+    from .spawn import Request
 
 PROTOCOL = 1
 VERSION = "0.1.0"
-_MAX_CHANNELS = 64
+_MAX_CHANNELS = 128
+BACKLOG = 1024  # how many more streams may wait in the kernel's queue, until one of those ends
 _REOPEN_S = 0.05
 _FIRST_STREAM_S = 30
-_HOST_CID = 2
+HOST_CID = 2
 _WARM_UP_S = 0.005
-_MAX_GRACE_S = 60
+_MAX_GRACE_S = 3600
 _LOOK_S = 0.01
-_SIGTERM = 15
+_GO_ON_S = 60
 _STOPPED = 143
 
 
 class Agent:
     own_calls: dict[str, Callable[[Any, Call], None]] = {}  # noqa: RUF012 (typing takes too long to import)
     """Calls that a subclass adds to those of every agent, or answers in its own way."""
+    interpreter: list[str] | None = None
+    """Command of our own interpreter, if it is not the one that runs us."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.begin = time.monotonic()
-        self.started = time.time()
+    def __init__(self, config: dict[str, Any], loop: Loop | None = None) -> None:
+        self.loop = loop or Loop()
+        if loop is None:
+            self.loop.handle_signals(self._end_by_signal)
+        self.begin = self.loop.now()
+        self.started = self.loop.wall_clock()
         self.home = config.get("home") or posix.environ.get(b"HOME", b"/").decode("utf-8", "surrogateescape")
         folder = config.get("image_cwd") or "/"
         is_for_us = folder != "/" and posix.access(folder, posix.X_OK)
         self.cwd = config.get("cwd") or (folder if is_for_us else self.home)
         self.env: dict[str, str] = dict(config.get("env") or {})
+        self.image_command: list[str] | None = config.get("image_command")
+        self.service: Service | None = None
+        self.network: Network | None = None  # the last one that was asked for, which may have ended
+        self._has_rules = bool(config.get("rules"))
         self.exit_code = 0
-        self.loop = Loop()
         self._processes: ProcessTable | None = None
-        self._token: str | None = config.get("token")
+        self.token_digest: str | None = config.get("token_digest")
         self._channels: list[Channel] = []
+        self._full: Callable[[], None] | None = None  # way to take streams again, while there are as many as may be
+        self._outside_only = False
         self._lifetime: Timer | None = None
         self._lifetime_end: float | None = None
         self._idle_s: float | None = None
@@ -62,21 +77,42 @@ class Agent:
             self._processes = ProcessTable(self.loop)
         return self._processes
 
-    # streams
+    def real_path(self, path: bytes) -> bytes:
+        """Where a path of the box is for us."""
+        return path
+
+    def box_path(self, path: bytes) -> bytes:
+        return path
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return posix.write(fd, data)
+
+    def listening_ports(self) -> set[int] | None:
+        """Ports that somebody in the box listens on; None if nobody knows."""
+        from .service import listening_ports
+
+        return listening_ports()
+
+    def request(self, params: dict[str, Any]) -> Request:
+        """Check the parameters of a process to start. Raises Failure."""
+        from .spawn import Request
+
+        return Request(params, self.home, self.env, self.cwd)
 
     def listen(self, where: dict[str, Any]) -> None:
-        """Take streams from an inherited listening socket, a path, a port, vsock, our own stdio, or a device; with
-        `once` a single one, with which the agent ends."""
+        """Take streams from a socket, our stdio or a device; with `once` a single one, with which the agent ends."""
         if "stdio" in where:
-            self._serve(posix.dup(0), posix.dup(1), last=True)
-            null = posix.open("/dev/null", posix.O_RDWR)
-            posix.dup2(null, 0)
+            self._serve(posix.dup(0), posix.dup(1), self.loop.stop)
+            posix.dup2(posix.open("/dev/null", posix.O_RDWR), 0)
             posix.dup2(2, 1)  # nothing else may write into the stream
             return
         if "device" in where:
             self._open_device(where["device"])
             return
+        if "tcp" in where and self.token_digest is None:
+            raise SystemExit("a TCP port is open to every user of the host: the agent needs a token_digest")
         once = bool(where.get("once"))
+        self._outside_only = bool(where.get("outside"))
         self._watch(_listener(where), once)
         if once:
             self.loop.later(_FIRST_STREAM_S, lambda: None if self._channels else self.loop.stop())
@@ -93,47 +129,52 @@ class Agent:
             self.loop.forget(listener.fileno())
             self.loop.later(_REOPEN_S, lambda: self._watch(listener, once))
             return
-        is_host = listener.family != _socket.AF_VSOCK or address[0] == _HOST_CID
-        if len(self._channels) >= _MAX_CHANNELS or not is_host:
+        is_host = listener.family != _socket.AF_VSOCK or address[0] == HOST_CID
+        if not is_host or (self._outside_only and not _is_from_outside(fd)):
             posix.close(fd)
             return
         if once:
             self.loop.forget(listener.fileno())
+        elif len(self._channels) + 1 >= _MAX_CHANNELS:
+            self.loop.forget(listener.fileno())
+            self._full = lambda: self._watch(listener)
         if listener.family == _socket.AF_INET:
-            stream = _socket.socket(fileno=posix.dup(fd))
+            stream = _socket.socket(fileno=fd)
             stream.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            stream.close()
-        self._serve(fd, fd, last=once)
+            stream.detach()
+        self._serve(fd, fd, self.loop.stop if once else None)
 
-    def _serve(self, read_fd: int, write_fd: int, last: bool = False) -> None:
+    def _serve(self, read_fd: int, write_fd: int, on_end: Callable[[], None] | None = None) -> None:
         def on_close(channel: Channel) -> None:
-            self._forget(channel)
-            if last:
-                self.loop.stop()
+            self._channels.remove(channel)
+            if self._full is not None:
+                self._full()
+                self._full = None
+            self._last_use = max(self._last_use, channel.last_use)
+            if on_end is not None:
+                on_end()
 
-        self._channels.append(Channel(self.loop, read_fd, write_fd, self._dispatch, on_close))
+        self._channels.append(self.new_channel(read_fd, write_fd, on_close))
 
-    def _forget(self, channel: Channel) -> None:
-        self._channels.remove(channel)
-        self._last_use = max(self._last_use, channel.last_use)
+    def new_channel(self, read_fd: int, write_fd: int, on_close: Callable[[Channel], None]) -> Channel:
+        return Channel(self.loop, read_fd, write_fd, self._dispatch, on_close)
 
     def _open_device(self, path: str) -> None:
-        """A character device has one stream after the other: when the host lets go, wait for it again."""
+        """Serve a character device, which has one stream after the other: when the host lets go, wait for it again."""
 
-        def on_close(channel: Channel) -> None:
-            self._forget(channel)
+        def open_again() -> None:
             self.loop.later(_REOPEN_S, lambda: self._open_device(path))
 
         try:
             fd = posix.open(path, posix.O_RDWR | posix.O_NOCTTY | posix.O_CLOEXEC)
         except OSError:
-            self.loop.later(_REOPEN_S, lambda: self._open_device(path))
+            open_again()
             return
         if posix.isatty(fd):
             import tty
 
             tty.setraw(fd)
-        self._channels.append(Channel(self.loop, fd, fd, self._dispatch, on_close))
+        self._serve(fd, fd, open_again)
 
     def run(self) -> None:
         self.loop.run()
@@ -142,22 +183,25 @@ class Agent:
                 process.kill_tree()
             self.loop.turn()
 
-    # calls
-
     def _dispatch(self, call: Call) -> None:
         if not call.channel.greeted and call.method != "hello":
             call.channel.close()
             return
+        self.attempt(Agent._handle, call)
+
+    def _handle(self, call: Call) -> None:
+        handler = self.own_calls.get(call.method) or _HANDLERS.get(call.method) or _load(call.method)
+        if handler is not None:
+            handler(self, call)
+        else:
+            error = {"code": -32601, "message": f"no method is called {call.method!r}"}
+            call.close()
+            call.channel.send({"jsonrpc": "2.0", "id": call.id, "error": error})
+
+    def attempt(self, handler: Callable[[Any, Call], None], call: Call) -> None:
+        """Serve a call; whatever fails is its answer."""
         try:
-            handler = self.own_calls.get(call.method) or _HANDLERS.get(call.method)
-            if handler is not None:
-                handler(self, call)
-            elif call.method in _LAZY:
-                _load(call.method)(self, call)
-            else:
-                error = {"code": -32601, "message": f"no method is called {call.method!r}"}
-                call.close()
-                call.channel.send({"jsonrpc": "2.0", "id": call.id, "error": error})
+            handler(self, call)
         except Failure as failure:
             call.fail(failure)
         except UnicodeError:
@@ -168,28 +212,23 @@ class Agent:
             call.fail(Failure("failed", f"{type(error).__name__}: {error}"))
 
     def hello(self, call: Call) -> None:
-        from _operator import _compare_digest
-
-        token = call.params.get("token")
-        if self._token is not None and not (
-            type(token) is str and _compare_digest(token.encode(), self._token.encode())
-        ):
+        if self.token_digest is not None and not _has_digest(call.params.get("token"), self.token_digest):
             call.channel.close()
             return
         call.channel.greeted = True
         call.answer({"protocol": PROTOCOL, "agent": VERSION, "pid": posix.getpid(), "started": self.started})
+        if self._has_rules and "network" not in _HANDLERS:  # it is asked for next, by the gate
+            call.channel.when_sent(lambda: self._warm_up("network"))
         if self._processes is None:
-            self.loop.later(_WARM_UP_S, self._warm_up)
+            self.loop.later(_WARM_UP_S, lambda: self._warm_up("exec", "read_file"))
 
-    def _warm_up(self) -> None:
-        """The host has its first answer and asks nothing yet: import what its first real calls will need."""
-        for method in ("exec", "read_file"):
+    def _warm_up(self, *methods: str) -> None:
+        """Import the modules of the first real calls, while the host reads its first answer."""
+        for method in methods:
             _load(method)
 
     def ping(self, call: Call) -> None:
         call.answer({})
-
-    # the end
 
     def set_lifetime(self, call: Call) -> None:
         for name in ("lifetime_s", "idle_s"):
@@ -200,40 +239,38 @@ class Agent:
             self._set_lifetime(call.params["lifetime_s"])
         if "idle_s" in call.params:
             self._set_idle(call.params["idle_s"])
-        left = None if self._lifetime_end is None else max(0.0, self._lifetime_end - time.monotonic())
+        left = None if self._lifetime_end is None else max(0.0, self._lifetime_end - self.loop.now())
         call.answer({"lifetime_s": left, "idle_s": self._idle_s})
 
     def _set_lifetime(self, seconds: float | None) -> None:
         if self._lifetime is not None:
             self._lifetime.cancel()
-        self._lifetime = self._lifetime_end = None
-        if seconds:
-            self._lifetime_end = time.monotonic() + seconds
-            self._lifetime = self.loop.later(seconds, self.loop.stop)
+        self._lifetime_end = self.loop.now() + seconds if seconds else None
+        self._lifetime = self.loop.later(seconds, self.loop.stop) if seconds else None
 
     def _set_idle(self, seconds: float | None) -> None:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._idle_timer = None
         self._idle_s = seconds or None
-        if self._idle_s:
-            self._idle_timer = self.loop.later(self._idle_s, self._check_idle)
+        self._idle_timer = self.loop.later(seconds, self._check_idle) if seconds else None
 
     def _check_idle(self) -> None:
         assert self._idle_s is not None
-        left = self._last_used() + self._idle_s - time.monotonic()
+        left = self._last_used() + self._idle_s - self.loop.now()
         if left <= 0:
             self.loop.stop()
         else:
             self._idle_timer = self.loop.later(left, self._check_idle)
 
     def _last_used(self) -> float:
-        """Now, while a process runs or a call is open; else when the last of them ended."""
+        """Time of the last use: now, while a process runs or a call is open; else the end of the last of them."""
         ends = [self._last_use, *(channel.last_use for channel in self._channels)]
         if self._processes is not None:
-            ends.append(time.monotonic() if self._processes.any_running() else self._processes.last_end)
-        if any(channel.calls for channel in self._channels):
-            ends.append(time.monotonic())
+            ends.append(self.loop.now() if self._processes.any_running() else self._processes.last_end)
+        if self.service is not None and self.service.is_kept_up:
+            ends.append(self.loop.now())
+        if any(call.method not in LOOKING for channel in self._channels for call in channel.calls.values()):
+            ends.append(self.loop.now())
         return max(ends)
 
     def sync_clock(self, call: Call) -> None:
@@ -243,31 +280,61 @@ class Agent:
         time.clock_settime(time.CLOCK_REALTIME, value)
         call.answer({})
 
-    def shutdown(self, call: Call) -> None:
-        """End the box now; or with `grace_s` ask its processes to end first, and tell whoever started us that this was
-        a stop, after which it may be started again."""
-        grace_s = call.params.get("grace_s")
-        if grace_s is not None and (type(grace_s) not in (int, float) or not 0 <= grace_s <= _MAX_GRACE_S):
-            raise Failure("invalid", f"grace_s is a number from 0 to {_MAX_GRACE_S}")
-        call.answer({})
-        if grace_s is None:
-            call.channel.when_sent(self.loop.stop)
-        else:
-            call.channel.when_sent(lambda: self._stop_gently(grace_s))
+    def terminate(self, call: Call) -> None:
+        """Ask all processes of the box to end, and answer when they have, or when `grace_s` are over. Whoever asks ends
+        the box then. If it is there yet after a while, they did not come to it, and a service is started again."""
 
-    def _stop_gently(self, grace_s: float) -> None:
+        def then() -> None:
+            call.answer({})
+            if self.service is not None:
+                self.loop.later(_GO_ON_S, self.service.go_on)
+
+        self._terminate(_grace_of(call.params) or 0, then)
+
+    def shutdown(self, call: Call) -> None:
+        """End the box now; or with `grace_s` ask its processes to end first, and exit with the code of a stop."""
+        grace_s = _grace_of(call.params)
+        call.answer({})
+        call.channel.when_sent(lambda: self._end_gently(grace_s))
+
+    def _end_by_signal(self) -> None:
+        """End as one that was stopped by hand, and can be started again: its time is not over."""
         self.exit_code = _STOPPED
-        end = time.monotonic() + grace_s
-        for process in self.processes.all():
-            process.send_signal(_SIGTERM, True)
+        self.loop.stop()
+
+    def _end_gently(self, grace_s: float | None) -> None:
+        if grace_s is None:
+            self.loop.stop()
+            return
+        self.exit_code = _STOPPED
+        self._terminate(grace_s, self.loop.stop)
+
+    def _terminate(self, grace_s: float, then: Callable[[], None]) -> None:
+        if self.service is not None:
+            self.service.stop_restarting()
+        if self._processes is None:  # nothing was ever started
+            then()
+            return
+        self._processes.terminate()
+        self.wait_until(self._processes.all_ended, grace_s, then)
+
+    def wait_until(self, is_done: Callable[[], bool], timeout_s: float, then: Callable[[], None]) -> None:
+        end = self.loop.now() + timeout_s
 
         def look() -> None:
-            if time.monotonic() >= end or not self.processes.any_running():
-                self.loop.stop()
+            if self.loop.now() >= end or is_done():
+                then()
             else:
                 self.loop.later(_LOOK_S, look)
 
         look()
+
+
+def _grace_of(params: dict[str, Any]) -> float | None:
+    grace_s: float | None = params.get("grace_s")
+    if grace_s is not None and (type(grace_s) not in (int, float) or not 0 <= grace_s <= _MAX_GRACE_S):
+        raise Failure("invalid", f"grace_s is a number from 0 to {_MAX_GRACE_S}")
+    return grace_s
 
 
 def _listener(where: dict[str, Any]) -> _socket.socket:
@@ -279,70 +346,69 @@ def _listener(where: dict[str, Any]) -> _socket.socket:
         if path.startswith("@"):
             listener.bind("\0" + path[1:])
         else:
-            _unlink(path)
+            ignore_errors(posix.unlink, path)
             listener.bind(path)
             posix.chmod(path, 0o666)  # whoever dials from outside may have another uid
     elif "tcp" in where:
         listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        host, port = where["tcp"]
-        listener.bind((host, port))
+        listener.bind(tuple(where["tcp"]))
     else:
         listener = _socket.socket(_socket.AF_VSOCK, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         listener.bind((_socket.VMADDR_CID_ANY, where["vsock"]))
     listener.setblocking(False)
     posix.set_inheritable(listener.fileno(), False)
     if "fd" not in where:
-        listener.listen(_MAX_CHANNELS)
+        listener.listen(BACKLOG)
     return listener
 
 
-def _unlink(path: str) -> None:
+def _has_digest(token: object, digest: str) -> bool:
+    from _blake2 import blake2b
+    from _operator import _compare_digest
+
+    if type(token) is not str:
+        return False
+    return _compare_digest(blake2b(token.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest(), digest)
+
+
+def _is_from_outside(fd: int) -> bool:
+    """Whether a stream comes from outside the box, or from a process that was started from outside: code of the box is
+    a descendant of ours. Some kernels name ourselves in the place of who connected."""
+    stream = _socket.socket(fileno=fd)
+    peer = int.from_bytes(stream.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    stream.detach()
+    if peer in (0, posix.getpid()):
+        return True
     try:
-        posix.unlink(path)
+        with open(f"/proc/{peer}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].split()[1] == b"0"
     except OSError:
-        pass
+        return False  # it has ended
 
 
-def _load(method: str) -> Callable[[Agent, Call], None]:
+def _load(method: str) -> Callable[[Agent, Call], None] | None:
     """Import a call's module when it is needed: the agent answers within a few milliseconds without it."""
-    module_name, _, function = _LAZY[method].partition(":")
-    module = __import__(__package__ + "." + module_name, fromlist=[function])
-    handler: Callable[[Agent, Call], None] = getattr(module, function)
-    _HANDLERS[method] = handler
-    return handler
+    for name, methods in _LAZY.items():
+        if method in methods.split():
+            module = __import__(f"{__package__}.{name}", fromlist=[method])
+            _HANDLERS[method] = getattr(module, _FUNCTIONS.get(method, method))
+    return _HANDLERS.get(method)
 
 
 _HANDLERS: dict[str, Callable[[Agent, Call], None]] = {
-    "hello": Agent.hello,
-    "ping": Agent.ping,
-    "set_lifetime": Agent.set_lifetime,
-    "sync_clock": Agent.sync_clock,
-    "shutdown": Agent.shutdown,
+    name: getattr(Agent, name) for name in ("hello", "ping", "set_lifetime", "sync_clock", "terminate", "shutdown")
 }
 
 _LAZY = {
-    "exec": "execution:exec",
-    "exec_code": "execution:exec_code",
-    "attach": "execution:attach",
-    "processes": "execution:processes",
-    "signal": "execution:signal",
-    "resize": "execution:resize",
-    "set_env": "execution:set_env",
-    "tree_download": "execution:tree",
-    "tree_upload": "execution:tree",
-    "read_file": "contents:read_file",
-    "write_file": "contents:write_file",
-    "stat": "files:stat_path",
-    "list_dir": "files:list_dir",
-    "make_dir": "files:make_dir",
-    "move": "files:move",
-    "remove": "files:remove",
-    "chmod": "files:chmod",
-    "chown": "files:chown",
-    "symlink": "files:symlink",
-    "xattr": "files:xattr",
-    "watch": "watch:watch",
-    "metrics": "metrics:metrics",
-    "connect": "tunnel:connect",
+    "execution": "exec exec_code attach processes signal resize set_env tree_download tree_upload",
+    "contents": "read_file write_file",
+    "files": "stat list_dir make_dir move remove chmod chown symlink xattr",
+    "watch": "watch",
+    "proc": "metrics",
+    "tunnel": "connect",
+    "network": "network resolved take refuse",
+    "service": "serve service service_log",
 }
+# functions that are not called as their method is
+_FUNCTIONS = {"stat": "stat_path", "tree_download": "tree", "tree_upload": "tree"}

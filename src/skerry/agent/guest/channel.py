@@ -1,36 +1,38 @@
-"""One stream to the host: frames in, frames out, and the calls that are open on it."""
+"""Channels: one stream to the host each, with frames in, frames out, and the calls that are open on it."""
 
 from __future__ import annotations
 
 import posix
-import time
 from _collections import deque
 
 from . import wire
-from .loop import READ, WRITE
+from .loop import READ, WRITE, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .loop import Loop
+    from .plain import PlainDialect
+
+    Buffer = bytes | bytearray | memoryview
 
 UP_WINDOW = 4 << 20
 DEFAULT_WINDOW = 1 << 20
 _CONGESTED = 1 << 20
+_MAX_QUEUED = 64 << 20
 _IOV_MAX = 64
 _MAX_CALLS = 1024
-_buffer = bytearray(1 << 18)
-"""Where every channel reads into: what is in it is used up before the next read."""
+_buffer = bytearray(1 << 18)  # read buffer of all channels: its content is used up before the next read
 
-
-LOOKING = frozenset({"hello", "ping", "metrics", "processes"})
+LOOKING = frozenset(
+    {"hello", "ping", "metrics", "processes", "service", "service_log", "network", "resolved", "refuse"}
+)
 """Calls that only look: a box that is watched is still idle."""
 
 
 class Failure(Exception):
-    """An answer that is an error, with a kind of PROTOCOL.md."""
+    """Error to answer with, of a kind that PROTOCOL.md names."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -38,41 +40,35 @@ class Failure(Exception):
 
 
 def failure_of(error: OSError, path: str = "") -> Failure:
-    """The system's error as an answer."""
+    """Turn an error of the system into an answer."""
     import errno
 
     kinds = {
-        errno.ENOENT: "not_found",
-        errno.EEXIST: "exists",
-        errno.EACCES: "denied",
-        errno.EPERM: "denied",
-        errno.EROFS: "denied",
-        errno.ENOTDIR: "not_a_directory",
-        errno.EISDIR: "is_a_directory",
-        errno.ENOTEMPTY: "not_empty",
-        errno.ENAMETOOLONG: "name_too_long",
-        errno.ENOSPC: "no_space",
-        errno.EDQUOT: "no_space",
-        errno.EFBIG: "no_space",
-        errno.EMFILE: "limit",
-        errno.ENFILE: "limit",
-        errno.EAGAIN: "limit",
-        errno.ENOMEM: "limit",
-        errno.ELOOP: "invalid",
-        errno.EINVAL: "invalid",
-        errno.EOPNOTSUPP: "unsupported",
+        "not_found": (errno.ENOENT,),
+        "exists": (errno.EEXIST,),
+        "denied": (errno.EACCES, errno.EPERM),
+        "read_only": (errno.EROFS,),
+        "not_a_directory": (errno.ENOTDIR,),
+        "is_a_directory": (errno.EISDIR,),
+        "not_empty": (errno.ENOTEMPTY,),
+        "not_regular": (errno.ENXIO, errno.ENODEV),
+        "loop": (errno.ELOOP,),
+        "name_too_long": (errno.ENAMETOOLONG,),
+        "no_space": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+        "limit": (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM),
+        "invalid": (errno.EINVAL,),
+        "unsupported": (errno.EOPNOTSUPP,),
     }
     where = path or error.filename or ""
     if isinstance(where, bytes):
         where = where.decode("utf-8", "replace")
     text = f"{where}: {error.strerror}" if where else str(error.strerror)
-    return Failure(kinds.get(error.errno or 0, "failed"), text)
+    other = "io" if where else "failed"
+    return Failure(next((kind for kind, numbers in kinds.items() if error.errno in numbers), other), text)
 
 
 class OpenFile:
     """A descriptor that closes when nothing refers to it any more."""
-
-    __slots__ = ("fd", "shrank")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -83,39 +79,21 @@ class OpenFile:
 
 
 class FilePart:
-    """A piece of a file in the queue of what goes out; the kernel copies it, we do not."""
-
-    __slots__ = ("count", "file", "offset")
+    """Piece of a file in the output queue; the kernel copies it, we do not."""
 
     def __init__(self, file: OpenFile, offset: int, count: int) -> None:
         self.file = file
         self.offset = offset
         self.count = count
 
+    def __len__(self) -> int:
+        return self.count
+
 
 class Call:
     """A request from its arrival to its answer, with its two byte streams."""
 
-    __slots__ = (
-        "attachment",
-        "channel",
-        "credit",
-        "id",
-        "method",
-        "on_cancel",
-        "on_close",
-        "on_data",
-        "on_end",
-        "open",
-        "params",
-        "pump",
-        "ref",
-        "unacknowledged",
-    )
-
-    def __init__(
-        self, channel: Channel, id: int, method: str, params: dict[str, Any], attachment: bytes | bytearray | memoryview
-    ) -> None:
+    def __init__(self, channel: Channel, id: int, method: str, params: dict[str, Any], attachment: Buffer) -> None:
         self.channel = channel
         self.id = id
         self.method = method
@@ -123,6 +101,7 @@ class Call:
         self.attachment = attachment
         window = params.get("window", DEFAULT_WINDOW)
         self.credit = window if type(window) is int and window > 0 else DEFAULT_WINDOW
+        self.up_window = UP_WINDOW
         self.unacknowledged = 0
         self.open = True
         self.pump: Callable[[], None] | None = None
@@ -130,30 +109,25 @@ class Call:
         self.on_end: Callable[[], None] | None = None
         self.on_cancel: Callable[[], None] | None = None
         self.on_close: Callable[[], None] | None = None
-        self.ref: Any = None
-        """What a later call on the same stream may name by this call's id: its process."""
+        self.ref: Any = None  # the call's process, which a later call on the same stream may name by this call's id
 
     def room(self) -> int:
-        """How many bytes may go down now."""
+        """Count of the bytes that may go down now."""
         return 0 if self.channel.queued > _CONGESTED else self.credit
 
-    def send(self, data: bytes | bytearray | memoryview, fd: int = 1) -> None:
-        """Bytes down; the caller keeps within `room`."""
+    def send(self, data: Buffer | FilePart, fd: int = 1) -> None:
+        """Send bytes down; the caller keeps within `room`."""
         count = len(data)
         self.credit -= count
         self.channel.send({"method": "data", "params": {"id": self.id, "fd": fd}, "bytes": count}, data)
-
-    def send_file(self, part: FilePart) -> None:
-        self.credit -= part.count
-        self.channel.send({"method": "data", "params": {"id": self.id, "fd": 1}, "bytes": part.count}, part)
 
     def send_end(self) -> None:
         self.channel.send({"method": "end", "params": {"id": self.id}})
 
     def acknowledge(self, count: int) -> None:
-        """Bytes that came up are consumed: tell it, not for every little piece."""
+        """Give credit for bytes that came up and are consumed, not for every little piece."""
         self.unacknowledged += count
-        if self.unacknowledged >= UP_WINDOW // 4 and self.open:
+        if self.unacknowledged >= self.up_window // 4 and self.open:
             self.channel.send({"method": "credit", "params": {"id": self.id, "bytes": self.unacknowledged}})
             self.unacknowledged = 0
 
@@ -174,7 +148,7 @@ class Call:
         self.pump = self.on_data = self.on_end = self.on_cancel = self.on_close = self.ref = None
         self.channel.calls.pop(self.id, None)
         if self.method not in LOOKING:
-            self.channel.last_use = time.monotonic()
+            self.channel.last_use = self.channel.loop.now()
 
 
 class Channel:
@@ -192,6 +166,7 @@ class Channel:
         self.last_use = 0.0
         self.greeted = False
         self.open = True
+        self._plain: PlainDialect | None = None
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._dispatch = dispatch
@@ -202,19 +177,14 @@ class Channel:
             posix.set_blocking(fd, False)
         loop.watch(read_fd, READ, self._on_ready)
 
-    def send(
-        self, message: dict[str, Any], attachment: bytes | bytearray | memoryview | FilePart | None = None
-    ) -> None:
+    def send(self, message: dict[str, Any], attachment: Buffer | FilePart | None = None) -> None:
         if not self.open:
             return
         line = wire.encode(message)
         self._out.append(memoryview(line))
         self.queued += len(line)
-        if isinstance(attachment, FilePart):
-            self._out.append(attachment)
-            self.queued += attachment.count
-        elif attachment is not None and len(attachment):
-            self._out.append(memoryview(attachment))
+        if attachment is not None and len(attachment):
+            self._out.append(attachment if isinstance(attachment, FilePart) else memoryview(attachment))
             self.queued += len(attachment)
         self.loop.at_end_of_turn(self._flush)
 
@@ -237,6 +207,8 @@ class Channel:
                 return
             for message, attachment in self._parser.feed(memoryview(_buffer)[:count]):
                 self._on_frame(message, attachment)
+                if self.queued > _MAX_QUEUED:  # it asks for answers and takes none
+                    self.close()
                 if not self.open:
                     return
         except (BlockingIOError, InterruptedError):
@@ -244,7 +216,14 @@ class Channel:
         except Exception:  # the stream is broken, or what it says is: both end it, and the agent lives on
             self.close()
 
-    def _on_frame(self, message: dict[str, Any], attachment: bytes | bytearray | memoryview) -> None:
+    def _on_frame(self, message: dict[str, Any], attachment: Buffer) -> None:
+        if not self.greeted and self._plain is None and message.get("method") != "hello":
+            from .plain import PlainDialect
+
+            self._plain = PlainDialect(self, self._parser, self._dispatch)
+        if self._plain is not None:
+            self._plain.on_request(message)
+            return
         method, params, id = message.get("method"), message.get("params", {}), message.get("id")
         if type(method) is not str or type(params) is not dict:
             raise wire.ProtocolError("a frame has a method and an object of params")
@@ -260,7 +239,7 @@ class Channel:
             self.calls[id] = call
             self._dispatch(call)
 
-    def _on_notification(self, method: str, params: dict[str, Any], attachment: bytes | bytearray | memoryview) -> None:
+    def _on_notification(self, method: str, params: dict[str, Any], attachment: Buffer) -> None:
         id = params.get("id", -1)
         if type(id) is not int:
             raise wire.ProtocolError("an id is an integer")
@@ -280,11 +259,12 @@ class Channel:
                     call.pump()
         elif method == "end" and call.on_end is not None:
             call.on_end()
+        elif method == "cancel" and call.on_cancel is not None:
+            call.on_cancel()
         elif method == "cancel":
-            if call.on_cancel is not None:
-                call.on_cancel()
-            else:
-                call.fail(Failure("cancelled", "cancelled"))
+            if call.on_close is not None:
+                call.on_close()
+            call.fail(Failure("cancelled", "cancelled"))
 
     def _flush(self) -> None:
         if not self.open:
@@ -353,7 +333,7 @@ class Channel:
             self._out.popleft()
 
     def close(self) -> None:
-        """The stream is gone: every open call is told, and nothing more is sent."""
+        """End the stream: every open call is told, and nothing more is sent."""
         if not self.open:
             return
         self.open = False

@@ -1,19 +1,54 @@
-"""What is in files: read and written in bounded memory, whatever their size."""
+"""Paths on the wire, and contents of files: read and written in bounded memory, whatever their size."""
 
 from __future__ import annotations
 
 import binascii
+import errno
 import os
 import stat
 
 from .channel import Call, Failure, FilePart, OpenFile, failure_of
-from .paths import path_of, shown
+from .loop import ignore_errors
+from .spawn import expand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .agent import Agent
 
 _CHUNK = 1 << 20
+
+
+def path_of(agent: Agent, params: dict[str, Any], name: str = "path") -> bytes:
+    """Take the path of a request, as absolute bytes. Raises Failure."""
+    encoded, text = params.get(f"{name}64"), params.get(name)
+    try:
+        if type(encoded) is str:
+            path = binascii.a2b_base64(encoded)
+        elif type(text) is str and text:
+            path = os.fsencode(expand(text, agent.home))
+        else:
+            raise Failure("invalid", f"{name} is missing")
+    except ValueError:
+        raise Failure("invalid", f"{name}64 is not base64") from None
+    if b"\0" in path:
+        raise Failure("invalid", f"{name} has a NUL byte")
+    whole = os.path.join(os.fsencode(agent.cwd), path)
+    return agent.real_path(b"/" + b"/".join(part for part in whole.split(b"/") if part not in (b"", b".")))
+
+
+def named(key: str, value: bytes) -> dict[str, str]:
+    """Encode a name for the wire: text where it is UTF-8, base64 of the bytes where it is not."""
+    try:
+        return {key: value.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {f"{key}64": binascii.b2a_base64(value, newline=False).decode("ascii")}
+
+
+def shown(path: bytes) -> str:
+    """Decode a path for a message."""
+    return path.decode("utf-8", "replace")
 
 
 def read_file(agent: Agent, call: Call) -> None:
@@ -23,9 +58,12 @@ def read_file(agent: Agent, call: Call) -> None:
         raise Failure("invalid", "offset and length are integers that are not negative")
     file = OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     info = os.fstat(file.fd)
-    _refuse_irregular(info, path)
-    if info.st_size == 0 and stat.S_ISREG(info.st_mode):
-        _read_unsized(agent, call, file, offset, length)
+    if stat.S_ISDIR(info.st_mode):
+        raise Failure("is_a_directory", f"{shown(path)}: is a folder")
+    if not stat.S_ISREG(info.st_mode):
+        raise Failure("not_regular", f"{shown(path)}: is a pipe, a socket or a device")
+    if info.st_size == 0:
+        _read_unsized(call, file, offset, length)
         return
     end = info.st_size if length is None else min(info.st_size, offset + length)
     state = {"at": offset}
@@ -33,7 +71,7 @@ def read_file(agent: Agent, call: Call) -> None:
     def pump() -> None:
         while state["at"] < end and call.room() > 0:
             count = min(end - state["at"], call.room(), _CHUNK)
-            call.send_file(FilePart(file, state["at"], count))
+            call.send(FilePart(file, state["at"], count))
             state["at"] += count
         if state["at"] >= end:
             call.pump = None
@@ -49,8 +87,8 @@ def read_file(agent: Agent, call: Call) -> None:
     pump()
 
 
-def _read_unsized(agent: Agent, call: Call, file: OpenFile, offset: int, length: int | None) -> None:
-    """Files such as those of /proc have a content but no size: read until they end."""
+def _read_unsized(call: Call, file: OpenFile, offset: int, length: int | None) -> None:
+    """Read a file without a size, such as those of /proc, until it ends."""
     sent = {"at": offset}
     last = None if length is None else offset + length
 
@@ -71,33 +109,30 @@ def _read_unsized(agent: Agent, call: Call, file: OpenFile, offset: int, length:
     pump()
 
 
-def _refuse_irregular(info: os.stat_result, path: bytes) -> None:
-    if stat.S_ISDIR(info.st_mode):
-        raise Failure("is_a_directory", f"{shown(path)}: is a folder")
-    if not stat.S_ISREG(info.st_mode):
-        raise Failure("not_regular", f"{shown(path)}: is a pipe, a socket or a device")
-
-
 class FileWriter:
-    """A file that is being written: in place, or beside it until all of it is there."""
+    """File that is being written: in place, or beside it until all of it is there."""
 
-    def __init__(self, call: Call, path: bytes) -> None:
+    def __init__(self, agent: Agent, call: Call, path: bytes) -> None:
         params = call.params
         self._call = call
+        self._write = agent.write
         self._path = path
         self._mode = params.get("mode")
         in_place = params.get("offset") is not None or params.get("append") or not params.get("atomic")
         self._temporary = None if in_place else _name_beside(path)
+        if self._temporary is not None:
+            _check_writable(path)
         try:
             self._file = OpenFile(os.open(self._temporary or path, self._flags(), 0o666))
         except OSError as error:
             raise failure_of(error, shown(path)) from None
-        _refuse_irregular_target(os.fstat(self._file.fd), path)
+        mode = os.fstat(self._file.fd).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            raise Failure("not_regular", f"{shown(path)}: is a pipe or a socket")
         if params.get("offset"):
             os.lseek(self._file.fd, params["offset"], os.SEEK_SET)
         call.on_data = self._on_data
         call.on_end = self._on_end
-        call.on_cancel = self._on_cancel
         call.on_close = self._give_up
 
     def _flags(self) -> int:
@@ -112,7 +147,7 @@ class FileWriter:
         view = data
         try:
             while view:
-                view = view[os.write(self._file.fd, view) :]
+                view = view[self._write(self._file.fd, view) :]
         except OSError as error:
             self._fail(error)
         else:
@@ -142,17 +177,10 @@ class FileWriter:
         self._give_up()
         self._call.fail(failure_of(error, shown(self._path)))
 
-    def _on_cancel(self) -> None:
-        self._give_up()
-        self._call.fail(Failure("cancelled", "cancelled"))
-
     def _give_up(self) -> None:
         temporary, self._temporary = self._temporary, None
         if temporary is not None:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass  # somebody in the box was quicker
+            ignore_errors(os.unlink, temporary)  # somebody in the box may have been quicker
 
 
 def write_file(agent: Agent, call: Call) -> None:
@@ -162,20 +190,30 @@ def write_file(agent: Agent, call: Call) -> None:
             raise Failure("invalid", f"{name} is an integer that is not negative")
     path = path_of(agent, call.params)
     if call.params.get("parents"):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    FileWriter(call, path)
-
-
-def _refuse_irregular_target(info: os.stat_result, path: bytes) -> None:
-    if stat.S_ISFIFO(info.st_mode) or stat.S_ISSOCK(info.st_mode):
-        raise Failure("not_regular", f"{shown(path)}: is a pipe or a socket")
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except FileExistsError as error:
+            raise Failure("not_a_directory", f"{shown(os.fsencode(error.filename))}: is no folder") from None
+    FileWriter(agent, call, path)
 
 
 def _name_beside(path: bytes) -> bytes | None:
-    """A name to be renamed over the file; None where only a write in place keeps what is there: links, devices."""
+    """Choose a temporary name beside the file; None for links and devices, which only a write in place keeps."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return None
     except FileNotFoundError:
         pass
     return os.path.join(os.path.dirname(path), b".skerry-%s" % binascii.hexlify(os.urandom(8)))
+
+
+def _check_writable(path: bytes) -> None:
+    """Refuse to put another file in the place of one that may not be written: its folder's owner could. Raises
+    Failure."""
+    if os.access(path, os.W_OK) or not os.path.lexists(path):
+        return
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno != errno.ETXTBSY:  # a program that runs may be replaced
+            raise failure_of(error, shown(path)) from None

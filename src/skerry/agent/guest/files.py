@@ -1,4 +1,4 @@
-"""Files and folders in the box: told, made, moved, removed."""
+"""Calls about files and folders: stat, list, make, move, remove."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import binascii
 import os
 import stat
 
-from . import trees
+from . import trees, wire
 from .channel import Call, Failure, failure_of
-from .paths import named, path_of, shown
-from .records import RecordSender
+from .contents import named, path_of, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +26,62 @@ _TYPES = {
     stat.S_IFCHR: "char",
     stat.S_IFBLK: "block",
 }
+_BATCH = 1 << 16
 
 
-def entry(path: bytes, info: os.stat_result, target: bytes | None) -> dict[str, Any]:
+class RecordSender:
+    """Sender of records down a call's stream, as there is room, which never holds up the loop for long."""
+
+    def __init__(self, call: Call, records: Iterator[dict[str, Any]]) -> None:
+        self._call = call
+        self._records = records
+        self._count = 0
+        self._batch = b""
+        self._at_end = False
+        call.pump = self._pump
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send one batch and make the next; the loop has its turn in between."""
+        call = self._call
+        if not call.open:
+            return
+        if self._batch:
+            room = call.room()
+            if room <= 0:
+                return
+            call.send(self._batch[:room])
+            self._batch = self._batch[room:]
+            if self._batch:
+                return
+        if self._at_end:
+            call.answer({"count": self._count})
+            return
+        try:
+            self._batch = self._next_batch()
+        except OSError as error:
+            call.fail(failure_of(error))
+            return
+        call.channel.loop.soon(self._pump)
+
+    def _next_batch(self) -> bytes:
+        lines: list[bytes] = []
+        size = 0
+        for record in self._records:
+            lines.append(wire.encode(record))
+            self._count += 1
+            size += len(lines[-1])
+            if size >= _BATCH:
+                break
+        else:
+            self._at_end = True
+        return b"".join(lines)
+
+
+def entry(agent: Agent, path: bytes, info: os.stat_result, target: bytes | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         **named("name", os.path.basename(path)),
-        **named("path", path),
+        **named("path", agent.box_path(path)),
         "type": _TYPES.get(stat.S_IFMT(info.st_mode), "file"),
         "size": info.st_size,
         "mode": stat.S_IMODE(info.st_mode),
@@ -49,7 +98,7 @@ def stat_path(agent: Agent, call: Call) -> None:
     path = path_of(agent, call.params)
     info = os.stat(path) if call.params.get("follow") else os.lstat(path)
     target = os.readlink(path) if stat.S_ISLNK(info.st_mode) else None
-    call.answer(entry(path, info, target))
+    call.answer(entry(agent, path, info, target))
 
 
 def list_dir(agent: Agent, call: Call) -> None:
@@ -58,7 +107,6 @@ def list_dir(agent: Agent, call: Call) -> None:
     if type(depth) is not int or depth < 1:
         raise Failure("invalid", "depth is 1 or more")
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # fails now, not in the middle
-    state = {"count": 0}
 
     def records() -> Iterator[dict[str, Any]]:
         for inner, info in trees.walk(path, depth):
@@ -68,11 +116,10 @@ def list_dir(agent: Agent, call: Call) -> None:
                 try:
                     target = os.readlink(full)
                 except OSError:
-                    target = None
-            state["count"] += 1
-            yield entry(full, info, target)
+                    pass
+            yield entry(agent, full, info, target)
 
-    RecordSender(call, records(), lambda: call.answer({"count": state["count"]}))
+    RecordSender(call, records())
 
 
 def make_dir(agent: Agent, call: Call) -> None:
@@ -101,29 +148,26 @@ def move(agent: Agent, call: Call) -> None:
 
 def remove(agent: Agent, call: Call) -> None:
     path = path_of(agent, call.params)
-    try:
-        folder = stat.S_ISDIR(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        if call.params.get("missing_ok"):
+
+    def steps() -> Iterator[None]:
+        try:
+            yield from trees.remove_tree(path)
             call.answer({})
-            return
-        raise
-    if not folder:
-        os.unlink(path)
-        call.answer({})
-    elif not call.params.get("recursive"):
-        os.rmdir(path)
-        call.answer({})
-    else:
+        except OSError as error:
+            call.fail(failure_of(error))
 
-        def steps() -> Iterator[None]:
-            try:
-                yield from trees.remove_tree(path)
-                call.answer({})
-            except OSError as error:
-                call.fail(failure_of(error))
-
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        if not call.params.get("missing_ok"):
+            raise
+        call.answer({})
+        return
+    if is_folder and call.params.get("recursive"):
         agent.loop.run_steps(steps())
+        return
+    (os.rmdir if is_folder else os.unlink)(path)
+    call.answer({})
 
 
 def chmod(agent: Agent, call: Call) -> None:
@@ -156,7 +200,5 @@ def xattr(agent: Agent, call: Call) -> None:
         os.setxattr(path, name, binascii.a2b_base64(value))
     for name in call.params.get("remove") or []:
         os.removexattr(path, name)
-    values = {}
-    for name in os.listxattr(path):
-        values[name] = binascii.b2a_base64(os.getxattr(path, name), newline=False).decode("ascii")
-    call.answer({"xattrs": values})
+    values = {name: binascii.b2a_base64(os.getxattr(path, name), newline=False) for name in os.listxattr(path)}
+    call.answer({"xattrs": {name: value.decode("ascii") for name, value in values.items()}})

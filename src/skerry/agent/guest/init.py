@@ -1,9 +1,7 @@
-"""`init.py ID CONFIG`: PID 1 of a box that an engine starts as root of a user namespace of its own.
-
-CONFIG is the agent's, as JSON in hexadecimal digits, which no engine takes apart, with `init` beside it. What only root
-can do is done here, before anything of the box runs: loopback, folders and their owners, resolvers. Then this process
-becomes the box's user for good, and the agent.
-"""
+"""`init.py ID CONFIG`: PID 1 of a box that an engine starts as root of a user namespace of its own. CONFIG is the
+agent's, as JSON in hexadecimal digits, which no engine takes apart, with `init` beside it. What only root can do is
+done here, before anything of the box runs: loopback, folders and their owners, resolvers. Then this process becomes the
+box's user for good, and the agent."""
 
 from __future__ import annotations
 
@@ -17,16 +15,8 @@ if TYPE_CHECKING:
 _LAST_WORD = "skerry: this box has ended by itself\n"
 
 
-def check(uid: int, gid: int) -> None:
-    """A namespace has so many users, and no more."""
-    with open("/proc/self/uid_map") as file:
-        last = max(int(line.split()[0]) + int(line.split()[2]) - 1 for line in file)
-    if max(uid, gid) > last:
-        raise SystemExit(f"the box has no user {uid}:{gid}; it has those from 0 to {last}")
-
-
 def write(path: str, text: str) -> None:
-    """In the place of whatever is there, which may be a link to somewhere else."""
+    """Replace a file, which may be a link to somewhere else."""
     try:
         posix.unlink(path)
     except OSError:
@@ -39,9 +29,9 @@ def write(path: str, text: str) -> None:
 
 
 def reserve(path: str, size: int) -> None:
-    """Room that is the engine's: it writes into the box's disk as it stops and starts it, and one that the box has
-    filled does not let it. It gives this up then, and a start that finds room makes it whole again. Random bytes, as no
-    disk makes less of them."""
+    """Reserve room for the engine, which writes into the box's disk as it stops and starts it, even if the box has
+    filled it: it gives this up then, and a start that finds room makes it whole again. Random bytes, as no disk
+    compresses them."""
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
     try:
         fd = posix.open(path, flags, 0o600)
@@ -54,18 +44,21 @@ def reserve(path: str, size: int) -> None:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    from skerry_agent import network, owned, users  # type: ignore[import-not-found]
+    from skerry_agent import setup, users  # type: ignore[import-not-found]
 
-    network.raise_loopback()
+    setup.raise_loopback()
     try:
         uid, gid = users.find_user(config["user"])
     except LookupError as error:
         raise SystemExit(str(error)) from None
-    check(uid, gid)
-    owned.make(config["cwd"])
+    with open("/proc/self/uid_map") as file:
+        last = max(int(line.split()[0]) + int(line.split()[2]) - 1 for line in file)
+    if max(uid, gid) > last:
+        raise SystemExit(f"the box has no user {uid}:{gid}; it has those from 0 to {last}")
+    setup.make_folder(config["cwd"])
     for path, mode in config["folders"]:
         try:
-            owned.own(path, mode, uid, gid)
+            setup.own_folder(path, mode, uid, gid)
         except NotADirectoryError as error:
             raise SystemExit(f"{path} {error.strerror}") from None
     for path, text in config["files"]:

@@ -1,10 +1,11 @@
-"""One thread, one epoll: file descriptors, timers, children, and work that is cut into steps."""
+"""Event loop: descriptors, timers, children, and work in steps. The warden on the host imports it too."""
 
 from __future__ import annotations
 
 import _signal
 import posix
 import select
+import sys
 import time
 from _collections import deque
 from _heapq import heappop, heappush
@@ -19,10 +20,16 @@ WRITE = select.EPOLLOUT
 _STEP_S = 0.005
 
 
-class Timer:
-    """Something to do later, unless it is cancelled."""
+def ignore_errors(action: Callable[..., object], *args: object) -> None:
+    """Do what may fail, where the failure changes nothing."""
+    try:
+        action(*args)
+    except OSError:
+        pass
 
-    __slots__ = ("action",)
+
+class Timer:
+    """Action at a later time, unless it is cancelled."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self.action: Callable[[], None] | None = action
@@ -32,6 +39,8 @@ class Timer:
 
 
 class Loop:
+    """One epoll in one thread."""
+
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -41,15 +50,28 @@ class Loop:
         self._last: dict[Callable[[], None], None] = {}
         self._children: dict[int, Callable[[int], None]] = {}
         self._running = True
-        self._wake_read, wake_write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+
+    def handle_signals(self, on_end: Callable[[], None]) -> None:
+        """Reap all children, and call `on_end` when somebody ends us by a signal: for a process that has no other loop.
+        LXC sends SIGPWR to the first process of a container that is to stop."""
+        wake_read, wake_write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
-        _signal.signal(_signal.SIGTERM, lambda *_: self.stop())
+        for number in (_signal.SIGTERM, _signal.SIGPWR):
+            _signal.signal(number, lambda *_: on_end())
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self.watch(self._wake_read, READ, self._on_signal)
+        self.watch(wake_read, READ, lambda _events: self._on_signal(wake_read))
+
+    def now(self) -> float:
+        """Seconds that only go forward; what waits in virtual time overrides it."""
+        return time.monotonic()
+
+    def wall_clock(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        """Call `handler(events)` when the descriptor is ready; replaces what was asked before."""
+        """Call `handler(events)` alone from now on, while the descriptor is ready; with no events, when it hangs up."""
         if fd in self._handlers:
             self._epoll.modify(fd, events)
         else:
@@ -57,7 +79,7 @@ class Loop:
         self._handlers[fd] = handler
 
     def forget(self, fd: int) -> None:
-        """Stop watching, before the descriptor is closed."""
+        """Stop watching, before the descriptor is closed; quiet if it is not watched."""
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
@@ -67,7 +89,7 @@ class Loop:
     def later(self, seconds: float, action: Callable[[], None]) -> Timer:
         timer = Timer(action)
         self._timer_count += 1
-        heappush(self._timers, (time.monotonic() + seconds, self._timer_count, timer))
+        heappush(self._timers, (self.now() + seconds, self._timer_count, timer))
         return timer
 
     def soon(self, action: Callable[[], None]) -> None:
@@ -98,16 +120,22 @@ class Loop:
         self._running = False
 
     def run(self) -> None:
+        """Run until `stop`. A handler that fails is reported and the others go on: a box hangs on this process."""
         while self._running:
             try:
                 self.turn()
-            except Exception:  # a bug of ours must not end the box: the agent may be PID 1
-                _complain()
+            except Exception:
+                try:
+                    sys.excepthook(*sys.exc_info())
+                except Exception:
+                    pass  # not even a descriptor is left to tell it
 
-    def turn(self) -> None:
-        for fd, events in self._epoll.poll(self._wait_s()):
-            handler = self._handlers.get(fd)
-            if handler is not None:  # an earlier handler of this turn may have dropped it
+    def turn(self, wait_s: float | None = None) -> bool:
+        """Do all that can be done now, or wait at most `wait_s` for it; False if no descriptor was ready."""
+        ready = self._epoll.poll(self._wait_s() if wait_s is None else wait_s)
+        for fd, events, handler in [(fd, events, self._handlers.get(fd)) for fd, events in ready]:
+            # An earlier handler of this turn may have closed it, and its number may be another's by now.
+            if handler is not None and self._handlers.get(fd) == handler:
                 handler(events)
         for _ in range(len(self._soon)):
             self._soon.popleft()()
@@ -116,26 +144,24 @@ class Loop:
             action = next(iter(self._last))
             del self._last[action]
             action()
+        return bool(ready)
 
     def _wait_s(self) -> float:
-        if self._soon or not self._running:
+        if self._soon or self._last or not self._running:
             return 0
         while self._timers and self._timers[0][2].action is None:
             heappop(self._timers)
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else -1
+        return max(0.0, self._timers[0][0] - self.now()) if self._timers else -1
 
     def _run_timers(self) -> None:
-        now = time.monotonic()
+        now = self.now()
         while self._timers and self._timers[0][0] <= now:
             action = heappop(self._timers)[2].action
             if action is not None:
                 action()
 
-    def _on_signal(self, _events: int) -> None:
-        try:
-            posix.read(self._wake_read, 512)
-        except BlockingIOError:
-            pass
+    def _on_signal(self, wake_read: int) -> None:
+        ignore_errors(posix.read, wake_read, 512)
         while True:  # everything that ended is reaped, orphans too: we may be PID 1
             try:
                 pid, status = posix.waitpid(-1, posix.WNOHANG)
@@ -146,12 +172,3 @@ class Loop:
             action = self._children.pop(pid, None)
             if action is not None:
                 action(status)
-
-
-def _complain() -> None:
-    try:
-        import traceback
-
-        traceback.print_exc()
-    except Exception:
-        pass  # not even a descriptor is left to tell it

@@ -1,36 +1,37 @@
-"""Processes in the box: started exactly as asked, watched to their end, killed with all they started."""
+"""Processes of the box, from their start to their end: output, input, signals, and death with all they started."""
 
 from __future__ import annotations
 
 import posix
-import time
 from _collections import deque
 from binascii import hexlify
 
 from . import spawn
 from .channel import Call, Failure
-from .loop import READ, WRITE
+from .loop import READ, WRITE, Loop, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
-
-    from .loop import Loop, Timer
 
 KEPT_OUTPUT = 1 << 20
 _KEPT_ENDED = 64
 _CHUNK = 1 << 18
 _SIGKILL = 9
+_SIGTERM = 15
+_NOT_STARTED = {spawn.NOT_FOUND: "not_found", spawn.CANNOT_RUN: "cannot_run"}
 
 
-class Output:
-    """One output of a process: read when its readers have room, counted, capped, kept if nobody reads."""
+class OutputPipe:
+    """Output pipe of a process: read when its readers have room, counted, capped, kept if nobody reads."""
 
     def __init__(self, process: Process, fd: int, number: int) -> None:
         self.process = process
         self.fd = fd
         self.number = number
         self.count = 0
+        self.tail = bytearray()  # what came last, beyond what is sent as it comes
         self.at_end = False
         posix.set_blocking(fd, False)
         process.loop.watch(fd, READ, self._on_ready)
@@ -69,8 +70,7 @@ class Output:
             posix.close(self.fd)
 
     def drain_for_ever(self) -> None:
-        """The process has ended but something it left still holds the pipe: read on, so that it is not killed
-        by SIGPIPE, and drop what comes."""
+        """Read on and drop it all, after the process's end: whatever still holds the pipe must not die of SIGPIPE."""
         loop, fd = self.process.loop, self.fd
         self.at_end = True
 
@@ -94,7 +94,7 @@ class Process:
         self.loop = table.loop
         self.number = number
         self.request = request
-        self.started = time.time()
+        self.started = self.loop.wall_clock()
         self.timed_out = False
         self.truncated = False
         self.exit_code: int | None = None
@@ -103,45 +103,49 @@ class Process:
         self.readers: list[Call] = []
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
-        self._begin = time.monotonic()
+        self._begin = self.loop.now()
         self._duration = 0.0
         self._status: int | None = None
+        self._not_started: str | None = None
         self._timer: Timer | None = None
         self._pending_input: deque[tuple[Call | None, memoryview]] = deque()
         self._input_ends = False
-        self._mark = f"{table.mark}-{number}"
-        child = spawn.start(request, self._mark)
+        self.mark = f"{table.mark}-{number}"
+        child = table.spawn(request, self.mark)
         self.pid = child.pid
         self.input_fd = child.input_fd
-        self.outputs = [Output(self, fd, number) for number, fd in child.outputs]
+        self.outputs = [OutputPipe(self, fd, number) for number, fd in child.outputs]
         if child.failure is not None:
-            self._fail_to_start(*child.failure)
+            self.exit_code, message = child.failure
+            self._not_started = _NOT_STARTED[self.exit_code]
+            self._status = 0
+            self._keep(2, f"skerry: {message}\n".encode("utf-8", "surrogateescape"))
+            self.loop.soon(self._finish)
         else:
             self.loop.on_exit(child.pid, self._on_exit)
             if request.timeout_s is not None:
                 self._timer = self.loop.later(request.timeout_s, self._on_timeout)
 
-    def _fail_to_start(self, code: int, message: str) -> None:
-        self.exit_code = code
-        self._status = 0
-        data = f"skerry: {message}\n".encode("utf-8", "surrogateescape")
-        self._keep(2, data)
-        self.loop.soon(self._finish)
+    @property
+    def has_exited(self) -> bool:
+        return self._status is not None
 
-    # output
-
-    def room(self, output: Output) -> int:
-        if self.request.limit is not None and output.count >= self.request.limit:
-            return _CHUNK  # it will be dropped
+    def room(self, output: OutputPipe) -> int:
+        if self.request.limit is not None and output.count >= self.request.limit - self.request.tail:
+            return _CHUNK  # it will be kept for the end, or dropped
         if not self.readers:
             return _CHUNK if self.request.background or self._status is not None else 0
         return min(call.room() for call in self.readers)
 
-    def deliver(self, output: Output, data: bytes) -> None:
-        limit = self.request.limit
-        if limit is not None and output.count > limit:
-            self.truncated = True
-            data = data[: max(0, limit - (output.count - len(data)))]
+    def deliver(self, output: OutputPipe, data: bytes) -> None:
+        limit, tail = self.request.limit, self.request.tail
+        if limit is not None and output.count > limit - tail:
+            self.truncated |= output.count > limit
+            head = max(0, limit - tail - (output.count - len(data)))
+            if tail:
+                output.tail += data[head:]
+                del output.tail[:-tail]
+            data = data[:head]
             if not data:
                 return
         for call in self.readers:
@@ -150,13 +154,16 @@ class Process:
             self._keep(output.number, data)
 
     def _keep(self, number: int, data: bytes) -> None:
+        if self.request.on_output is not None:
+            self.request.on_output(number, data)
+            return
         self._kept.append((number, data))
         self._kept_bytes += len(data)
         while self._kept_bytes > KEPT_OUTPUT and len(self._kept) > 1:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
     def add_reader(self, call: Call) -> None:
-        """Give the call what is kept, then all that comes, then the end."""
+        """Give the call the output that is kept, then all that comes, then the end."""
         backlog = deque(self._kept)
 
         def pump() -> None:
@@ -191,8 +198,6 @@ class Process:
             output.resume()
         self.check_done()
 
-    # input
-
     def write(self, call: Call, data: memoryview) -> None:
         if self.input_fd < 0:
             call.acknowledge(len(data))
@@ -200,8 +205,7 @@ class Process:
         self._pending_input.append((call, data))
         self._write_pending()
         if self._pending_input:  # the view is only lent: keep a copy of what had to wait
-            waiting = self._pending_input.pop()
-            self._pending_input.append((waiting[0], memoryview(bytes(waiting[1]))))
+            self._pending_input[-1] = (call, memoryview(bytes(self._pending_input[-1][1])))
 
     def end_input(self) -> None:
         if self.request.pty is None:
@@ -236,15 +240,13 @@ class Process:
             posix.close(self.input_fd)
             self.input_fd = -1
 
-    # the end
-
     def _on_timeout(self) -> None:
         self.timed_out = True
         self.kill_tree()
 
     def _on_exit(self, status: int) -> None:
         self._status = status
-        self._duration = time.monotonic() - self._begin
+        self._duration = self.loop.now() - self._begin
         if posix.WIFSIGNALED(status):
             self.signal = posix.WTERMSIG(status)
         else:
@@ -254,7 +256,7 @@ class Process:
         self.check_done()
 
     def check_done(self) -> None:
-        """Once the process is gone, pass on all that it wrote, and only then tell its end."""
+        """Finish once the process is gone and all that it wrote is passed on."""
         if self._status is None or self.ended:
             return
         for output in self.outputs:
@@ -262,17 +264,31 @@ class Process:
                 pass
             if not output.at_end and self.room(output) <= 0:
                 return  # more waits in the pipe than the reader has room for; credit brings us back
-        self._finish()
+        if all(self._send_tail(output) for output in self.outputs):
+            self._finish()
+
+    def _send_tail(self, output: OutputPipe) -> bool:
+        """Send the end of an output that was too long, as far as there is room; False if there is not enough."""
+        if not self.request.tail:
+            output.tail.clear()
+        while output.tail and self.readers:
+            room = min(call.room() for call in self.readers)
+            if room <= 0:
+                return False
+            piece = bytes(output.tail[:room])
+            del output.tail[:room]
+            for call in self.readers:
+                call.send(piece, output.number)
+        return True
 
     def _finish(self) -> None:
         self.ended = True
-        self.table.last_end = time.monotonic()
+        self.table.last_end = self.loop.now()
         for output in self.outputs:
-            if not output.at_end:
-                if self.request.pty:
-                    output.close()
-                else:
-                    output.drain_for_ever()
+            if self.request.pty:
+                output.close()
+            elif not output.at_end:
+                output.drain_for_ever()
         self._close_input()
         self.request.clean_up()
         if not self.request.background:
@@ -291,13 +307,15 @@ class Process:
             "duration_s": round(self._duration, 6),
             "stdout_bytes": counts.get(1, 0),
             "stderr_bytes": counts.get(2, 0),
+            **({} if self._not_started is None else {"not_started": self._not_started}),
         }
 
-    def info(self) -> dict[str, Any]:
+    def info(self, room: int) -> dict[str, Any]:
+        """Tell of it; of its arguments at most so many letters."""
         return {
             "process": self.number,
             "pid": self.pid,
-            "argv": [spawn.to_bytes(arg).decode("utf-8", "replace") for arg in self.request.argv],
+            "argv": list(_shortened(self.request.argv, room)),
             "tag": self.request.tag,
             "pty": self.request.pty is not None,
             "background": self.request.background,
@@ -311,22 +329,17 @@ class Process:
         if self._status is not None:
             return
         if tree:
-            from . import descendants
-
-            descendants.signal_all({self.pid: self._mark}, number)
-            return
-        try:
-            posix.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
+            self.table.signal_trees({self.pid: self.mark}, number)
+        else:
+            self.table.signal_group(self.pid, number)
 
     def kill_tree(self) -> None:
         if self._status is None:
-            self.table.kill(self.pid, self._mark)
+            self.table.kill(self.pid, self.mark)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: it dies with all it started, and what it still says is dropped."""
-        self.request.limit = 0
+        """Kill it with all it started, and drop its output: nobody waits for it any more."""
+        self.request.limit = self.request.tail = 0
         self.readers = [call for call in self.readers if call.open]
         self.kill_tree()
         self._resume()
@@ -338,15 +351,24 @@ class Process:
             spawn.set_size(self.input_fd, rows, cols)
 
 
+def _shortened(argv: list[str], room: int) -> Iterator[str]:
+    for arg in argv:
+        if len(arg) >= room:
+            yield spawn.to_bytes(arg[:room]).decode("utf-8", "replace") + "..."
+            return
+        room -= len(arg) + 1
+        yield spawn.to_bytes(arg).decode("utf-8", "replace")
+
+
 class ProcessTable:
-    """Every process that the agent started and still knows."""
+    """Processes that the agent started and still knows."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.mark = hexlify(posix.urandom(6)).decode()
-        """Ours alone: where agents share a process table, none may end what another started."""
+        """Mark of this agent: where agents share a process table, none may end what another started."""
         self._processes: dict[int, Process] = {}
-        self._doomed: dict[int, str] = {}
+        self.marked: dict[int, str] = {}
         self._count = 0
         self.last_end = 0.0
 
@@ -354,25 +376,51 @@ class ProcessTable:
         self._count += 1
         process = Process(self, self._count, request)
         self._processes[process.number] = process
-        self._drop_oldest_ended()
-        return process
-
-    def _drop_oldest_ended(self) -> None:
-        ended = [number for number, process in self._processes.items() if process.ended]
+        ended = [number for number, each in self._processes.items() if each.ended]
         for number in ended[:-_KEPT_ENDED]:
             del self._processes[number]
+        return process
+
+    # All that touches the kernel's own processes: what has none overrides it.
+
+    def spawn(self, request: spawn.Request, mark: str) -> spawn.Spawned:
+        return spawn.start(request, mark)
+
+    def signal_group(self, pid: int, number: int) -> None:
+        try:
+            posix.killpg(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def signal_trees(self, roots: dict[int, str], number: int) -> None:
+        from . import proc
+
+        proc.signal_trees(roots, number)
+
+    def terminate(self) -> None:
+        """Ask everything in the box to end; where we are not its first process, all that we started."""
+        from . import proc
+
+        if posix.getpid() == 1:
+            proc.terminate_others()
+        elif roots := {process.pid: process.mark for process in self.all() if not process.has_exited}:
+            proc.signal_trees(roots, _SIGTERM)
+
+    def all_ended(self) -> bool:
+        """Whether nothing of that is left, and all that it said is passed on, as far as there is room."""
+        from . import proc
+
+        return all(process.has_exited for process in self.all()) and (posix.getpid() != 1 or not proc.others())
 
     def kill(self, pid: int, mark: str) -> None:
         """Kill a tree; many that are to die at once are searched for together."""
-        if not self._doomed:
-            self.loop.soon(self._kill_doomed)
-        self._doomed[pid] = mark
+        if not self.marked:
+            self.loop.soon(self._kill_marked)
+        self.marked[pid] = mark
 
-    def _kill_doomed(self) -> None:
-        from . import descendants
-
-        doomed, self._doomed = self._doomed, {}
-        descendants.signal_all(doomed, _SIGKILL)
+    def _kill_marked(self) -> None:
+        marked, self.marked = self.marked, {}
+        self.signal_trees(marked, _SIGKILL)
 
     def get(self, number: object) -> Process:
         process = self._processes.get(number) if type(number) is int else None

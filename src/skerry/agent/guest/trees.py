@@ -1,7 +1,5 @@
-"""Folders whole: walked, removed, packed into a tar and unpacked from one, whatever hostile hands put in them.
-
-The agent uses this inside the box and the host uses it for its own folders; it trusts no name, depth or link.
-"""
+"""Trees of files: walked, removed, packed into a tar and unpacked from one, whatever hostile hands put in them. The
+agent uses this inside the box and the host uses it for its own folders; it trusts no name, depth or link."""
 
 from __future__ import annotations
 
@@ -18,30 +16,30 @@ _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 _BLOCK = 512
 _MAX_HEADER = 1 << 20
+_LEAST = 4096
+_ROOM = 16 << 20
 
 
 class UnsafeTar(Exception):
-    """The archive wants something outside its folder, or something that is no file."""
+    """Archive that wants something outside its folder, or something that is no file."""
+
+
+class TooMuch(UnsafeTar):
+    """Archive that holds more than there is room for."""
 
 
 def remove_tree(path: str | bytes) -> Iterator[None]:
-    """Remove a folder and all below it, a step at a time; quiet if there is none.
-
-    A folder inside is moved up beside its parent before it is emptied, so neither depth nor path length matters.
-    """
+    """Remove a folder and all below it, a step at a time; quiet if there is none. A folder inside is moved up beside
+    its parent before it is emptied, so neither depth nor path length matters."""
     top = os.fsencode(path)
     try:
-        fd = os.open(top, _DIR_FLAGS)
+        fd = _open_folder(None, top)
     except FileNotFoundError:
         return
     except NotADirectoryError:
         os.unlink(top)
         return
-    except PermissionError:
-        os.chmod(top, 0o700)
-        fd = os.open(top, _DIR_FLAGS)
     try:
-        _make_accessible(fd)
         yield from _empty(fd)
     finally:
         os.close(fd)
@@ -50,10 +48,7 @@ def remove_tree(path: str | bytes) -> Iterator[None]:
 
 def _empty(fd: int) -> Iterator[None]:
     moved = 0
-    while True:
-        names = os.listdir(fd)
-        if not names:
-            return
+    while names := os.listdir(fd):
         for name in names:
             yield
             if _unlink(fd, name):
@@ -71,7 +66,7 @@ def _empty(fd: int) -> Iterator[None]:
 
 
 def _unlink(fd: int, name: str) -> bool:
-    """True if that is gone now; False if it is a folder with something in it."""
+    """Remove an entry; False if it is a folder with something in it."""
     try:
         os.unlink(name, dir_fd=fd)
         return True
@@ -88,22 +83,18 @@ def _unlink(fd: int, name: str) -> bool:
         return False
 
 
-def _open_folder(fd: int, name: str) -> int:
+def _open_folder(fd: int | None, name: str | bytes) -> int:
     try:
         inner = os.open(name, _DIR_FLAGS, dir_fd=fd)
     except PermissionError:
         os.chmod(name, 0o700, dir_fd=fd)
         inner = os.open(name, _DIR_FLAGS, dir_fd=fd)
-    _make_accessible(inner)
-    return inner
-
-
-def _make_accessible(fd: int) -> None:
-    if os.fstat(fd).st_mode & 0o700 != 0o700:
+    if os.fstat(inner).st_mode & 0o700 != 0o700:
         try:
-            os.fchmod(fd, 0o700)
+            os.fchmod(inner, 0o700)
         except PermissionError:
             pass  # not ours: removing from it will say so
+    return inner
 
 
 def _move_up(source: int, name: str, target: int, new_name: str) -> None:
@@ -121,17 +112,15 @@ def _move_up(source: int, name: str, target: int, new_name: str) -> None:
 
 
 def walk(path: bytes, depth: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    """Every entry below a folder as (path relative to it, lstat), parents first, names in order.
-
-    Folders are opened one from the other, so a path may be longer than the system's limit for one.
-    """
+    """Yield every entry below a folder as (path relative to it, lstat), parents first, names in order. Folders are
+    opened one from the other, so a path may be longer than the system's limit for one."""
     stack: list[tuple[bytes, int]] = [(b"", 1)]
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         while stack:
             folder, level = stack.pop()
             try:
-                fd = _descend(top, folder)
+                fd = descend(top, folder)
             except OSError:
                 if not folder:
                     raise
@@ -155,7 +144,7 @@ def walk(path: bytes, depth: int) -> Iterator[tuple[bytes, os.stat_result]]:
         os.close(top)
 
 
-def _descend(top: int, path: bytes) -> int:
+def descend(top: int, path: bytes) -> int:
     """Open a folder below `top` without following links, in pieces that fit a path."""
     fd = os.dup(top) if path else os.open(b".", _DIR_FLAGS, dir_fd=top)
     parts = path.split(b"/") if path else []
@@ -169,22 +158,22 @@ def _descend(top: int, path: bytes) -> int:
 
 
 def pack(path: bytes, write: Callable[[bytes], object]) -> None:
-    """A file or a folder's content as a tar stream (pax), in bounded memory; sockets and devices are left out."""
+    """Write a file or a folder's content as a tar stream (pax), in bounded memory, without sockets and devices."""
     import tarfile
 
     def add(name: bytes, full: bytes, dir_fd: int | None, info: os.stat_result) -> None:
         member = tarfile.TarInfo(os.fsdecode(name))
         member.mode = stat.S_IMODE(info.st_mode)
         member.uid, member.gid, member.mtime = info.st_uid, info.st_gid, int(info.st_mtime)
-        if stat.S_ISDIR(info.st_mode):
+        if stat.S_ISREG(info.st_mode):
+            _add_file(member, full, dir_fd, write)
+        elif stat.S_ISDIR(info.st_mode):
             member.type = tarfile.DIRTYPE
             write(_header(member))
         elif stat.S_ISLNK(info.st_mode):
             member.type = tarfile.SYMTYPE
             member.linkname = os.fsdecode(os.readlink(full, dir_fd=dir_fd))
             write(_header(member))
-        elif stat.S_ISREG(info.st_mode):
-            _add_file(member, full, dir_fd, write)
 
     info = os.stat(path)
     if not stat.S_ISDIR(info.st_mode):
@@ -194,7 +183,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
         try:
             for inner, info in walk(path, sys.maxsize):
                 folder, _, name = inner.rpartition(b"/")
-                fd = _descend(top, folder)
+                fd = descend(top, folder)
                 try:
                     add(inner, name, fd, info)
                 except FileNotFoundError:
@@ -231,10 +220,8 @@ def _add_file(member: Any, path: bytes, dir_fd: int | None, write: Callable[[byt
 def unpack(
     read: Callable[[int], bytes], target: bytes, *, max_bytes: int | None = None, max_entries: int | None = None
 ) -> int:
-    """Unpack a tar stream below `target`, which is made if missing; returns how many entries.
-
-    Nothing is written outside it: no absolute or `..` names, no link is ever followed, no devices, no setuid.
-    """
+    """Unpack a tar stream below `target`, which is made if missing; returns the count of entries. Raises UnsafeTar.
+    Nothing is written outside it: no absolute or `..` names, no link is ever followed, no devices, no setuid."""
     import tarfile
 
     source = _Source(read, max_bytes, max_entries)
@@ -257,12 +244,12 @@ def unpack(
 
 
 class _Source:
-    """What tarfile reads from, which takes a header of any length into memory, and for how much there is room; folders
-    that only a longer name tells of take some too."""
+    """Source of tarfile with limits: on headers, which tarfile takes into memory whole, on bytes, and on entries,
+    folders that only a longer name implies included."""
 
     def __init__(self, read: Callable[[int], bytes], max_bytes: int | None, max_entries: int | None) -> None:
         self._read, self._max_bytes, self._max_entries = read, max_bytes, max_entries
-        self._bytes, self._entries, self.left = 0, 0, _MAX_HEADER
+        self._bytes, self._blocks, self._entries, self.left = 0, 0, 0, _MAX_HEADER
 
     def read(self, size: int) -> bytes:
         data = self._read(size)
@@ -278,9 +265,14 @@ class _Source:
         if size < 0:
             raise UnsafeTar("a file of less than nothing")
         if self._max_entries is not None and self._entries > self._max_entries:
-            raise UnsafeTar(f"more than {self._max_entries} entries")
-        if self._max_bytes is not None and self._bytes > self._max_bytes:
-            raise UnsafeTar(f"more than {self._max_bytes} bytes")
+            raise TooMuch(f"more than {self._max_entries} entries")
+        if self._max_bytes is not None:
+            if self._bytes > self._max_bytes:
+                raise TooMuch(f"more than {self._max_bytes} bytes")
+            # Names, links and files of one byte take room as well: not more of that than of content, or so.
+            self._blocks += max(_LEAST, -(-size // _LEAST) * _LEAST)
+            if self._blocks > 2 * self._max_bytes + _ROOM:
+                raise TooMuch(f"{self._entries} entries take more room than {self._max_bytes} bytes may")
 
 
 def _unpack_member(archive: Any, member: Any, top: int, source: _Source) -> None:
@@ -347,13 +339,8 @@ def _unpack_file(source: Any, mode: int, folder: int, name: bytes) -> None:
     _make_room(folder, name)
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        while True:
-            data = source.read(_CHUNK)
-            if not data:
-                break
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+        while data := source.read(_CHUNK):
+            _write_all(fd, data)
         os.fchmod(fd, mode)
     finally:
         os.close(fd)
@@ -373,28 +360,28 @@ def _link(top: int, linkname: str, folder: int, name: bytes, source: _Source) ->
         os.close(inside)
 
 
-def main(arguments: list[str]) -> int:
-    """`trees.py pack|unpack PATH` on stdin and stdout: the agent runs this beside itself, as the right user."""
-    verb, path = arguments[0], os.fsencode(arguments[1])
+def main(verb: str, path: str, read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:
+    """`trees.py pack|unpack PATH` on stdin and stdout: the agent runs this beside itself, as the right user. Returns
+    the number and text of an error."""
     try:
         if verb == "pack":
-            pack(path, _write_all)
+            pack(os.fsencode(path), write)
         else:
-            unpack(sys.stdin.buffer.read, path)
+            unpack(read, os.fsencode(path))
     except OSError as error:
-        sys.stderr.write(f"{error.errno} {error.filename if error.filename is not None else ''}: {error.strerror}")
-        return 2
+        return f"{error.errno} {error.filename if error.filename is not None else ''}: {error.strerror}"
     except UnsafeTar as error:
-        sys.stderr.write(f"22 {error}")
-        return 2
-    return 0
+        return f"22 {error}"
+    return ""
 
 
-def _write_all(data: bytes) -> None:
+def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(1, view) :]
+        view = view[os.write(fd, view) :]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    failure = main(sys.argv[1], sys.argv[2], sys.stdin.buffer.read, lambda data: _write_all(1, data))
+    sys.stderr.write(failure)
+    sys.exit(2 if failure else 0)

@@ -1,30 +1,40 @@
-"""Who a box's processes run as."""
+"""Users of a box, and limits of its processes: resources, priority, and access to the agent itself."""
 
 from __future__ import annotations
 
 _MAX_ID = (1 << 32) - 2
+_NOW = 2
+_SET_DUMPABLE = 4
+_MANY_FILES = 1 << 16
+FIRST_TO_DIE = 1000
+"""OOM score of a process that the kernel kills before all others when memory runs out."""
 
 
 def find_user(name: str) -> tuple[int, int]:
-    """The numbers of a user that is given by UID, UID:GID, or a name that the image knows."""
+    """Find the numbers of a user, given by UID, UID:GID, or a name that the image knows. Raises LookupError."""
     uid, _, gid = name.partition(":")
     if uid.isdecimal() and (gid or uid).isdecimal() and max(int(uid), int(gid or uid)) <= _MAX_ID:
         return int(uid), int(gid or uid)
-    try:
-        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                entry = line.split(":")
-                if len(entry) > 3 and entry[0] == uid:
-                    return int(entry[2]), int(entry[3])
-    except (OSError, ValueError):
-        pass
+    for entry in entries("/etc/passwd", 4):
+        if entry[0] == uid and entry[2].isdecimal() and entry[3].isdecimal():
+            return int(entry[2]), int(entry[3])
     if uid == "root":
         return 0, 0
     raise LookupError(f"no user is called {uid!r} in the image; give a UID or UID:GID")
 
 
+def entries(path: str, fields: int) -> list[list[str]]:
+    """Read the lines of /etc/passwd or /etc/group that have so many fields; none if there is no such file."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            found = [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        return []
+    return [entry for entry in found if len(entry) >= fields]
+
+
 def set_rlimits(limits: dict[str, int]) -> None:
-    """Bounds of each process of the box; none is raised above what we may have ourselves."""
+    """Bound each process of the box; no limit is raised above our own."""
     import resource
 
     for name, value in limits.items():
@@ -32,3 +42,58 @@ def set_rlimits(limits: dict[str, int]) -> None:
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
+
+
+def allow_many_files() -> None:
+    """Raise our own soft limit of open files to the hard one, but not so far that a child which goes through all
+    numbers would take long."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            pass  # a system with a bound of its own
+
+
+def deny_tracing() -> None:
+    """Let no process of our own user trace us, open our memory or descriptors, or dump us. What we start is open again
+    once it is a program of its own. Raises OSError."""
+    import _ctypes  # `ctypes` itself takes ten times as long to import
+
+    itself = _ctypes.dlopen(None, _NOW)  # type: ignore[arg-type]
+    prctl = _ctypes.dlsym(itself, "prctl")
+    if _ctypes.call_function(prctl, (_SET_DUMPABLE, 0, 0, 0, 0)) != 0:
+        raise OSError("the kernel does not let the agent close itself to other processes")
+
+
+def lower_priority() -> None:
+    """Take the priority of any program: whoever started us may be more urgent, and no box is."""
+    import posix
+
+    if posix.sched_getscheduler(0) in (posix.SCHED_FIFO, posix.SCHED_RR):
+        posix.sched_setscheduler(0, posix.SCHED_OTHER, posix.sched_param(0))
+    if posix.getpriority(posix.PRIO_PROCESS, 0) < 0:
+        posix.setpriority(posix.PRIO_PROCESS, 0, 0)
+    if oom_score() < 0:  # the last one to be killed where memory runs out
+        set_oom_score(0)
+
+
+def oom_score() -> int:
+    try:
+        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
+            return int(file.read())
+    except OSError:
+        return 0
+
+
+def set_oom_score(score: int) -> None:
+    """Be killed the sooner when the host's memory runs out, with all that we start from now on. Said by one that has
+    CAP_SYS_RESOURCE it is also the floor that its children cannot go below."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(str(score))
+    except OSError:
+        pass  # a kernel without it, or a /proc that cannot be written to

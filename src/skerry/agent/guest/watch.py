@@ -1,16 +1,17 @@
-"""Changes below a folder, told by the kernel as they happen."""
+"""Watches of folders: changes below them, by inotify, as they happen."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import struct
 from _collections import deque
 
 from . import trees, wire
 from .channel import Call, Failure, failure_of
+from .contents import named, path_of
 from .loop import READ
-from .paths import named, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,12 +24,13 @@ _DELETE_SELF, _OVERFLOW, _IGNORED, _ISDIR, _ONLYDIR = 0x400, 0x4000, 0x8000, 0x4
 _MASK = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF
 _NAMES = {_MODIFY: "modify", _ATTRIB: "attrib", _MOVED_FROM: "delete", _MOVED_TO: "move", _CREATE: "create",
           _DELETE: "delete"}  # fmt: skip
+_OVERFLOWED = {"event": "overflow", "path": "", "dir": False}
 _HEADER = struct.Struct("iIII")
 _KEPT = 4096
 
 
-class Watch:
-    """An inotify descriptor that feeds one call."""
+class InotifyWatch:
+    """Inotify descriptor that feeds one call."""
 
     def __init__(self, agent: Agent, call: Call, path: bytes, recursive: bool) -> None:
         self.agent = agent
@@ -59,12 +61,9 @@ class Watch:
         return result
 
     def _add(self, path: bytes) -> None:
-        watch = self._checked(self._libc.inotify_add_watch(self._fd, path, _MASK))
-        self._folders[watch] = path
+        self._folders[self._checked(self._libc.inotify_add_watch(self._fd, path, _MASK))] = path
 
     def _add_below(self, path: bytes) -> None:
-        import stat
-
         try:
             for inner, info in trees.walk(path, 1 << 30):
                 if stat.S_ISDIR(info.st_mode):
@@ -88,11 +87,9 @@ class Watch:
 
     def _on_event(self, watch: int, mask: int, name: bytes) -> None:
         if mask & _OVERFLOW:
-            self._emit({"event": "overflow", "path": "", "dir": False})
-            return
+            self._emit(_OVERFLOWED)
         if mask & _IGNORED:
             self._folders.pop(watch, None)
-            return
         folder = self._folders.get(watch)
         if folder is None or mask & _DELETE_SELF:
             return
@@ -100,19 +97,17 @@ class Watch:
         is_dir = bool(mask & _ISDIR)
         for bit, event in _NAMES.items():
             if mask & bit:
-                self._emit({"event": event, **named("path", path), "dir": is_dir})
+                self._emit({"event": event, **named("path", self.agent.box_path(path)), "dir": is_dir})
         if self.recursive and is_dir and mask & (_CREATE | _MOVED_TO):
             self._follow(path)
 
     def _follow(self, path: bytes) -> None:
-        """A new folder: watch it, and tell what was put into it before we did."""
+        """Watch a new folder, and report the files that were put into it before."""
         try:
             self._add(path)
             inside = list(trees.walk(path, 1 << 30))
         except OSError:
             return
-        import stat
-
         for inner, info in inside:
             full = os.path.join(path, inner)
             is_dir = stat.S_ISDIR(info.st_mode)
@@ -121,11 +116,11 @@ class Watch:
                     self._add(full)
                 except OSError:
                     continue
-            self._emit({"event": "create", **named("path", full), "dir": is_dir})
+            self._emit({"event": "create", **named("path", self.agent.box_path(full)), "dir": is_dir})
 
     def _emit(self, record: dict[str, Any]) -> None:
         if len(self._waiting) == _KEPT:
-            self._waiting.append(wire.encode({"event": "overflow", "path": "", "dir": False}))
+            self._waiting.append(wire.encode(_OVERFLOWED))
         elif len(self._waiting) < _KEPT:
             self._waiting.append(wire.encode(record))
 
@@ -148,7 +143,7 @@ class Watch:
 def watch(agent: Agent, call: Call) -> None:
     path = path_of(agent, call.params)
     try:
-        Watch(agent, call, path, bool(call.params.get("recursive")))
+        InotifyWatch(agent, call, path, bool(call.params.get("recursive")))
     except OSError as error:
         if error.errno == 24:
             raise Failure("limit", "no more watches can be had in this box") from None

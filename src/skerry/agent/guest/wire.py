@@ -1,7 +1,5 @@
-"""Frames of the agent's protocol, without I/O: bytes in, messages out, and back.
-
-`json` costs 7 ms to import, as long as the rest of the agent's start; its C parts alone cost nothing.
-"""
+"""Frames of the agent's protocol, without I/O: bytes in, messages out, and back. `json` costs 7 ms to import, as long
+as the rest of the agent's start; its C parts alone cost nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ MAX_ATTACHMENT = 1 << 20
 
 
 class ProtocolError(Exception):
-    """The other side broke the framing: the stream is of no more use."""
+    """Broken framing, after which the stream is of no more use."""
 
 
 class _ScannerOptions:
@@ -59,9 +57,8 @@ def _json_functions() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
         pass  # a private module may change: the public one is slower to start, and right
     import json
 
-    return json.JSONDecoder(parse_constant=_ScannerOptions.parse_constant).decode, json.JSONEncoder(
-        separators=(",", ":")
-    ).encode
+    decoder = json.JSONDecoder(parse_constant=_ScannerOptions.parse_constant)
+    return decoder.decode, json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _refuse(value: object) -> None:
@@ -72,17 +69,18 @@ loads, dumps = _json_functions()
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """The line of a frame; an attachment of `message["bytes"]` bytes is for the caller to send after it."""
+    """Encode the line of a frame; an attachment of `message["bytes"]` bytes is for the caller to send after it."""
     return dumps(message).encode("ascii") + b"\n"
 
 
 class Parser:
-    """Cuts a byte stream into frames (message, attachment).
-
-    A request's attachment comes whole. A notification's comes in pieces, as they arrive, with the message each time.
-    """
+    """Parser that cuts a byte stream into frames (message, attachment). A request's attachment comes whole. A
+    notification's comes in pieces, as they arrive, with the message each time."""
 
     def __init__(self) -> None:
+        self.max_line = MAX_LINE
+        self.line_bytes = 0
+        """Length of the line that began the last frame."""
         self._line = bytearray()
         self._message: dict[str, Any] | None = None
         self._whole = bytearray()
@@ -118,11 +116,11 @@ class Parser:
         chunk = bytes(view[:512])
         end = chunk.find(b"\n")
         if end < 0:
-            chunk = bytes(view[: MAX_LINE + 1])
+            chunk = bytes(view[: self.max_line + 1])
             end = chunk.find(b"\n")
         self._line += chunk if end < 0 else chunk[:end]
-        if len(self._line) > MAX_LINE:
-            raise ProtocolError(f"a line is longer than {MAX_LINE} bytes")
+        if len(self._line) > self.max_line:
+            raise ProtocolError(f"a line is longer than {self.max_line} bytes")
         if end < 0:
             return view[len(chunk) :]
         self._start_frame()
@@ -130,6 +128,7 @@ class Parser:
 
     def _start_frame(self) -> None:
         line, self._line = self._line, bytearray()
+        self.line_bytes = len(line)
         try:
             message = loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:

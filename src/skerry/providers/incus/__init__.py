@@ -1,6 +1,9 @@
-"""Boxes as system containers of Incus, on one host or a cluster."""
+"""Boxes as system containers of Incus, on one host or a cluster.
 
+From outside only the provider and its settings are touched, by their entry point.
+"""
+
+from skerry.providers.incus.api import IncusConfig
 from skerry.providers.incus.provider import Incus
-from skerry.providers.incus.settings import IncusConfig
 
 __all__ = ["Incus", "IncusConfig"]

@@ -1,4 +1,4 @@
-"""What Incus is sent to import an image: a root and what is said of it, in one tar, or its own images as they are."""
+"""Upload of an image to Incus: a root and its metadata in one tar, or an image of Incus's own as it is."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from typing import Any
 import msgspec
 
 from skerry.errors import Conflict
+from skerry.oci import archives, packing, roots, stores, upload
+from skerry.oci.roots import Entry
+from skerry.oci.stores import FolderStore, TarStore
+from skerry.oci.upload import Upload
 from skerry.providers.base import OnProgress, Progress
-from skerry.providers.incus.api import Api
-from skerry.providers.incus.image_config import CONFIG, ImageConfig
-from skerry.sources import archives, configs, merged, packing, parcels, roots, stores
-from skerry.sources.parcels import Parcel
-from skerry.sources.roots import Entry
-from skerry.sources.stores import FolderStore, TarStore
+from skerry.providers.incus.api import IncusApi
+from skerry.providers.incus.images import CONFIG, IncusImageConfig
 
 _SEND_TIMEOUT_S = 3600.0
 _METADATA = "metadata.yaml"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _FOLDERS = ("dev", "proc", "sys", "tmp")
-"""What a container is mounted over, and images of single programs often lack."""
-_PIECE = 1 << 20
+"""Mount points of a container, which images of single programs often lack."""
 _BLOCK = 4096
 
 
-async def send(api: Api, source: Path, on_progress: OnProgress) -> str:
-    """The fingerprint that it has then, which is that of what was sent; one that is there already is as good."""
+async def send(api: IncusApi, source: Path, on_progress: OnProgress) -> str:
+    """Send an image; return its fingerprint, the hash of the upload. One that is there already is as good."""
     on_progress(Progress(f"looking at {source.name}"))
     headers = {"Content-Type": "application/octet-stream", "X-Incus-filename": "image.tar"}
     fingerprint = hashlib.sha256()
@@ -45,8 +44,8 @@ async def send(api: Api, source: Path, on_progress: OnProgress) -> str:
             yield piece
 
     async with (
-        parcels.looked_through(lambda stop: _held(source, stop)) as parcel,
-        parcels.sending(parcel, source, on_progress) as body,
+        upload.prepared(lambda stop: _held(source, stop)) as prepared,
+        upload.sending(prepared, source, on_progress) as body,
     ):
         with suppress(Conflict):
             await api.do("POST", "/1.0/images", body=hashed(body), headers=headers, timeout_s=_SEND_TIMEOUT_S)
@@ -54,7 +53,7 @@ async def send(api: Api, source: Path, on_progress: OnProgress) -> str:
 
 
 @contextmanager
-def _held(source: Path, stop: Event) -> Iterator[Parcel]:
+def _held(source: Path, stop: Event) -> Iterator[Upload]:
     left_out: list[str] = []
     with stores.reading(source), stores.opened(source, stop) as store:
         if store.size(_METADATA) >= 0:
@@ -63,38 +62,41 @@ def _held(source: Path, stop: Event) -> Iterator[Parcel]:
             architecture = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
             is_archive = store.size(archives.MANIFEST) >= 0
             parts = archives.in_archive(store) if is_archive else archives.in_layout(store, architecture)
-            found = configs.read(stores.text(store, parts.config.name))
-            asked = ImageConfig(env=found.env, user=found.user, folder=found.folder)
-            with merged.in_layers(store, parts, stop, left_out.append) as entries:
-                yield _parcel(source, entries, asked, left_out)
+            found = archives.read_settings(stores.text(store, parts.config.name))
+            asked = IncusImageConfig(env=found.env, user=found.user, folder=found.folder, command=found.command)
+            with roots.in_layers(store, parts, stop, left_out.append) as entries:
+                yield _upload(source, entries, asked, left_out)
         else:
-            yield _parcel(source, parcels.root_of(source, store, left_out), ImageConfig(), left_out)
+            yield _upload(source, roots.root_of(source, store, left_out), IncusImageConfig(), left_out)
 
 
-def _as_it_is(source: Path, store: FolderStore | TarStore, left_out: list[str]) -> Parcel:
+def _as_it_is(source: Path, store: FolderStore | TarStore, left_out: list[str]) -> Upload:
     """An image of Incus's own, packed or not."""
     if isinstance(store, TarStore):
-        return Parcel(parcels.told(source, _bytes(source)), source.stat().st_size, [])
-    entries = parcels.root_of(source, store, left_out)
-    return Parcel(parcels.told(source, roots.tar(entries)), parcels.check_size(source, entries), left_out)
+        return Upload(upload.readable(source, _bytes(source)), source.stat().st_size, [])
+    entries = roots.root_of(source, store, left_out)
+    return Upload(upload.readable(source, roots.tar(entries)), roots.check_size(source, entries), left_out)
 
 
 def _bytes(source: Path) -> Iterator[bytes]:
     with source.open("rb") as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(1 << 20):
             yield piece
 
 
-def _parcel(source: Path, entries: Sequence[Entry], asked: ImageConfig, left_out: list[str]) -> Parcel:
-    total = parcels.check_size(source, entries)
-    return Parcel(parcels.told(source, _unified(entries, asked)), total, left_out)
+def _upload(source: Path, entries: Sequence[Entry], asked: IncusImageConfig, left_out: list[str]) -> Upload:
+    total = roots.check_size(source, entries)
+    return Upload(upload.readable(source, _unified(entries, asked)), total, left_out)
 
 
-def _unified(entries: Sequence[Entry], asked: ImageConfig) -> Iterator[bytes]:
+def _unified(entries: Sequence[Entry], asked: IncusImageConfig) -> Iterator[bytes]:
+    # The size on a disk: whole blocks, and room for the name and owner of each.
+    blocks = sum(-(-entry.info.size // _BLOCK) for entry in entries)
+    asked = msgspec.structs.replace(asked, size=_BLOCK * blocks + _BLOCK // 2 * len(entries))
     about: dict[str, Any] = {
         "architecture": os.uname().machine,
         "creation_date": int(time.time()),
-        "properties": {CONFIG: msgspec.json.encode(_measured(asked, entries)).decode()},
+        "properties": {CONFIG: msgspec.json.encode(asked).decode()},
     }
     yield from packing.text_entry(_METADATA, msgspec.json.encode(about))  # which is YAML as well
     there = {entry.info.name.partition("/")[0] for entry in entries}
@@ -104,12 +106,6 @@ def _unified(entries: Sequence[Entry], asked: ImageConfig) -> Iterator[bytes]:
             folder.type, folder.mode = tarfile.DIRTYPE, 0o755
             yield from packing.entry(folder)
     yield from roots.tar([_below(entry) for entry in entries if entry.info.name != "."])
-
-
-def _measured(asked: ImageConfig, entries: Sequence[Entry]) -> ImageConfig:
-    """With what it takes on a disk: whole blocks, and room for the name and owner of each."""
-    blocks = sum(-(-entry.info.size // _BLOCK) for entry in entries)
-    return msgspec.structs.replace(asked, size=_BLOCK * blocks + _BLOCK // 2 * len(entries))
 
 
 def _below(entry: Entry) -> Entry:

@@ -1,4 +1,4 @@
-"""What a daemon is and can: where it runs, which pool boxes lie in, and which limits it holds."""
+"""Info of a daemon: where it runs, the pool of its boxes, and the limits that it holds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from urllib.parse import quote
 import msgspec
 
 from skerry.errors import NotFound, ProviderUnavailable, Unsupported
+from skerry.model.spec import Network, Spec
 from skerry.providers.base import Enforcement
-from skerry.providers.incus.api import FIX, PROVIDER, Api
-from skerry.providers.limits import Limits
-from skerry.providers.volume_plan import has_data
-from skerry.spec import Network, Spec
+from skerry.providers.incus.api import FIX, PROVIDER, IncusApi
+from skerry.providers.shared import loopback
+from skerry.providers.shared.limits import BoxLimits
+from skerry.providers.shared.volume_plan import has_data
 from skerry.units import format_size
 
 _QUOTAS = ("btrfs", "ceph", "cephfs", "lvm", "lvmcluster", "zfs")
 """Drivers of pools that hold a limit. `dir` takes one as well, and on most hosts nothing comes of it."""
+_NETWORKS: dict[str, str] = {
+    Network.NONE: "a network namespace of its own, with loopback only",
+    Network.BRIDGE: "a bridge; the host and all it reaches can be reached; boxes on it do not see each other",
+    Network.RULES: loopback.BY_RULES,
+}
+_NAMED = "an address that it cannot change, on a bridge by its name; all others there and all it reaches can be reached"
+ADMIN = Enforcement(by="root of a user namespace of its own, which is nobody on the host")
 _CGROUP = "Incus's cgroup"
 _HOST_FOLDERS = "restricted.devices.disk"
 
@@ -30,7 +38,6 @@ class _Environment(msgspec.Struct):
     server_pid: int = 0
     kernel_version: str = ""
     kernel_architecture: str = ""
-    firewall: str = ""
 
 
 class _Server(msgspec.Struct):
@@ -38,7 +45,7 @@ class _Server(msgspec.Struct):
     auth: str = ""
 
 
-class Info(msgspec.Struct, frozen=True):
+class IncusInfo(msgspec.Struct, frozen=True):
     """The daemon's own account, and the pool that is used."""
 
     server: _Environment
@@ -64,14 +71,18 @@ class Info(msgspec.Struct, frozen=True):
         return self.driver in _QUOTAS
 
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its place, for people."""
         where = "this machine" if self.is_local else self.server.server_name or "another machine"
         cluster = ", a cluster" if self.server.server_clustered else ""
         return f"{self.address}, on {where}{cluster}, Incus {self.server.server_version}"
 
-    def enforcement(self, spec: Spec, limits: Limits) -> dict[str, Enforcement]:
-        """How each limit is held for this spec by this daemon."""
-        self.check_spec(spec)
+    def enforcement(self, spec: Spec, limits: BoxLimits) -> dict[str, Enforcement]:
+        """Tell how this daemon holds each limit for this spec. Raises Unsupported."""
+        if spec.network is Network.HOST:
+            raise Unsupported("network", PROVIDER, "its boxes never share the host's network; choose another")
+        for field in ("target", "group"):
+            if getattr(spec, field) is not None and not self.server.server_clustered:
+                raise Unsupported(field, PROVIDER, "this Incus is no cluster; leave it out")
         return {
             "memory": Enforcement(by=f"{_CGROUP}, without swap"),
             "cpus": Enforcement(by=_CGROUP),
@@ -81,18 +92,12 @@ class Info(msgspec.Struct, frozen=True):
             "data": self._data(spec),
             "root": Enforcement(by="a copy of its image that is its own"),
             "uid": Enforcement(by="a range of host uids of its own, in a user namespace"),
-            "network": Enforcement(by=_network(spec.network)),
-            "seccomp": Enforcement(by="a list of refused calls, on top of Incus's own"),
+            **({"admin": ADMIN} if spec.admin else {}),
+            "network": Enforcement(by=_NETWORKS.get(spec.network, _NAMED)),
+            "seccomp": Enforcement(by="a filter of our own"),
             "lifetime_s": Enforcement(by="the agent in the box"),
             "idle_s": Enforcement(by="the agent in the box"),
         }
-
-    def check_spec(self, spec: Spec) -> None:
-        if spec.network is Network.HOST:
-            raise Unsupported("network", PROVIDER, "its boxes never share the host's network; choose bridge or none")
-        for field in ("target", "group"):
-            if getattr(spec, field) is not None and not self.server.server_clustered:
-                raise Unsupported(field, PROVIDER, "this Incus is no cluster; leave it out")
 
     def _disk(self, spec: Spec, size: int) -> Enforcement:
         if self.has_quotas:
@@ -108,7 +113,7 @@ class Info(msgspec.Struct, frozen=True):
         return Enforcement(by="a volume with the quota of disk" if spec.disk is not None else "a volume of the pool's")
 
 
-async def look(api: Api, pool: str) -> Info:
+async def look(api: IncusApi, pool: str) -> IncusInfo:
     server = await api.get("/1.0", _Server)
     if server.auth != "trusted":
         fix = "`incus config trust add-certificate FILE` on the daemon's side, with our certificate"
@@ -124,10 +129,10 @@ async def look(api: Api, pool: str) -> Info:
     except NotFound:
         fix = "make it with `incus storage create`, or set providers.incus.pool"
         raise ProviderUnavailable(PROVIDER, f"it has no storage pool {name!r}", fix=fix) from None
-    return Info(server.environment, api.address, name, str(found.get("driver")), is_confined)
+    return IncusInfo(server.environment, api.address, name, str(found.get("driver")), is_confined)
 
 
-async def _is_confined(api: Api) -> bool:
+async def _is_confined(api: IncusApi) -> bool:
     try:
         config = (await api.get(f"/1.0/projects/{quote(api.project, safe='')}", dict[str, Any])).get("config") or {}
     except NotFound:
@@ -137,7 +142,7 @@ async def _is_confined(api: Api) -> bool:
     return config.get("restricted") == "true" and not has_folders
 
 
-async def _default_pool(api: Api) -> str:
+async def _default_pool(api: IncusApi) -> str:
     profile = await api.get("/1.0/profiles/default", dict[str, Any])
     for device in (profile.get("devices") or {}).values():
         if device.get("type") == "disk" and device.get("path") == "/":
@@ -145,9 +150,3 @@ async def _default_pool(api: Api) -> str:
     raise ProviderUnavailable(
         PROVIDER, "its default profile names no pool for a root", fix=f"set providers.incus.pool; or {FIX}"
     )
-
-
-def _network(network: Network) -> str:
-    if network is Network.BRIDGE:
-        return "a bridge; the host and all it reaches can be reached; boxes on it do not see each other"
-    return "a network namespace of its own, with loopback only"

@@ -1,86 +1,88 @@
-"""What Incus is told of a box: the whole boundary in one place."""
+"""Profile of an instance, as Incus is told it: the whole boundary of a box in one place."""
 
 from __future__ import annotations
 
+import posixpath
 from typing import Any
 
 import msgspec
 
-from skerry import caches
-from skerry.providers import layout
-from skerry.providers.incus import seccomp
-from skerry.providers.incus.image_config import ImageConfig
+from skerry.agent.guest.users import FIRST_TO_DIE
+from skerry.model.spec import IMAGE_COMMAND, Network, SandboxId, Spec
+from skerry.providers.incus.images import IncusImageConfig
+from skerry.providers.incus.info import IncusInfo
 from skerry.providers.incus.instances import as_config
-from skerry.providers.incus.networks import Card
-from skerry.providers.limits import ULIMITS, Limits
-from skerry.providers.mounts import check_source
-from skerry.providers.volume_plan import Wanted
-from skerry.spec import SandboxId, Spec
+from skerry.providers.shared import layout, loopback, seccomp
+from skerry.providers.shared.limits import ULIMITS, BoxLimits
+from skerry.providers.shared.volume_plan import Wanted, check_source
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_INIT = f"{layout.AGENT}/init.py"
-_KEPT = """
-audit_write chown dac_override fowner fsetid kill net_admin net_bind_service setfcap setgid setuid
+_DROPPED_CAPABILITIES = """
+audit_control audit_read block_suspend bpf checkpoint_restore dac_read_search ipc_lock ipc_owner lease
+linux_immutable mac_admin mac_override mknod net_broadcast net_raw perfmon setpcap sys_admin sys_boot sys_chroot
+sys_module sys_nice sys_pacct sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm
 """
-"""What PID 1 needs before it becomes the box's user; a box whose user is root keeps them, in its own namespaces."""
-_CAPABILITIES = """
-audit_control audit_read audit_write block_suspend bpf checkpoint_restore chown dac_override dac_read_search fowner
-fsetid ipc_lock ipc_owner kill lease linux_immutable mac_admin mac_override mknod net_admin net_bind_service
-net_broadcast net_raw perfmon setfcap setgid setpcap setuid sys_admin sys_boot sys_chroot sys_module sys_nice sys_pacct
-sys_ptrace sys_rawio sys_resource sys_time sys_tty_config syslog wake_alarm
-"""
+"""All but those of PID 1 before it becomes the box's user; a box whose user is root keeps them, in its own namespaces:
+audit_write chown dac_override fowner fsetid kill net_admin net_bind_service setfcap setgid setuid."""
 RESERVE = "/.skerry-reserve"
 """Room on a box's disk that Incus needs to stop and to start it, however full the box has made it."""
 _RESERVE_BYTES = 1 << 20
 _PERIOD_MS = 100
-_SOCKET_ROOM = "64k"
 _MASK = "ro,nosuid,nodev,noexec,optional,"
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What besides the spec decides how a box is made."""
+class Card(msgspec.Struct, frozen=True):
+    """Network card of a box on a bridge."""
 
-    image: ImageConfig
-    limits: Limits
+    address: str
+    device: dict[str, str]
+    lxc: tuple[str, ...]
+    """PID 1 of a box asks nobody for an address: the container is made with it."""
+    resolver: str
+
+
+class InstanceFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """All besides the spec that decides how a box is made."""
+
+    image: IncusImageConfig
+    limits: BoxLimits
     argv: list[str]
     """The interpreter, up to the script."""
-    pool: str
-    has_quotas: bool
-    runtime: dict[str, dict[str, str]]
+    info: IncusInfo
+    agent: dict[str, dict[str, str]]
     """The devices with the agent and its interpreter."""
     volumes: list[Wanted]
-    volume_devices: dict[str, dict[str, str]]
     labels: dict[str, str]
     card: Card | None
 
 
-def instance(id: SandboxId, spec: Spec, frame: Frame) -> dict[str, Any]:
-    """The body of the request that makes and starts it."""
+def instance(id: SandboxId, spec: Spec, frame: InstanceFrame) -> dict[str, Any]:
+    """Body of the request that makes and starts an instance."""
     return {
         "name": layout.container_name(id),
         "type": "container",
+        # For people: its name is its id, by which it is found.
+        "description": spec.name or "",
         "source": {"type": "image", "fingerprint": frame.image.id},
         # No profile: what an administrator puts there for others would widen the boundary.
         "profiles": [],
-        "config": {**_security(), **_limits(frame), **as_config(frame.labels), "raw.lxc": _lxc(id, spec, frame)},
+        "config": {
+            "security.privileged": "false",
+            "security.nesting": "false",
+            "security.idmap.isolated": "true",
+            "security.guestapi": "false",
+            "boot.autostart": "false",
+            **({f"linux.sysctl.{loopback.LOW_PORTS}": "0"} if spec.network is Network.RULES else {}),
+            **_limits(frame),
+            **as_config(frame.labels),
+            "raw.seccomp": seccomp.lxc_policy(),
+            "raw.lxc": _lxc(id, spec, frame),
+        },
         "devices": _devices(spec, frame),
         "start": True,
     }
 
 
-def _security() -> dict[str, str]:
-    return {
-        "security.privileged": "false",
-        "security.nesting": "false",
-        "security.idmap.isolated": "true",
-        "security.guestapi": "false",
-        "security.syscalls.deny": seccomp.deny_list(),
-        "security.syscalls.deny_compat": "true",
-        "boot.autostart": "false",
-    }
-
-
-def _limits(frame: Frame) -> dict[str, str]:
+def _limits(frame: InstanceFrame) -> dict[str, str]:
     limits = frame.limits
     config = {
         "limits.memory": str(limits.memory),
@@ -94,25 +96,33 @@ def _limits(frame: Frame) -> dict[str, str]:
     return config
 
 
-def _lxc(id: SandboxId, spec: Spec, frame: Frame) -> str:
+def _lxc(id: SandboxId, spec: Spec, frame: InstanceFrame) -> str:
     limits = frame.limits
-    init = [*frame.argv, _INIT, id, msgspec.json.encode(agent_config(spec, frame)).hex()]
-    dropped = [name for name in _CAPABILITIES.split() if name not in _KEPT.split()]
+    init = [*frame.argv, f"{layout.AGENT}/init.py", id, msgspec.json.encode(agent_config(spec, frame)).hex()]
     return "\n".join(
         [
             f"lxc.init.cmd = {' '.join(init)}",
-            "lxc.no_new_privs = 1",
-            f"lxc.cap.drop = {' '.join(dropped)}",
+            f"lxc.proc.oom_score_adj = {FIRST_TO_DIE}",
+            # What root installs may be for others to become root by, within the box.
+            f"lxc.no_new_privs = {0 if spec.admin else 1}",
+            f"lxc.cap.drop = {' '.join(_DROPPED_CAPABILITIES.split())}",
             # Only its own files are for a box to change, and no setting of the kernel.
             "lxc.mount.auto = proc:mixed sys:ro cgroup:ro:force",
             *(f"lxc.mount.entry = /dev/null {path.lstrip('/')} none {_MASK}bind 0 0" for path in layout.MASKED_FILES),
             *(f"lxc.mount.entry = tmpfs {path.lstrip('/')} tmpfs {_MASK}size=0 0 0" for path in layout.MASKED_FOLDERS),
-            _tmpfs(layout.RUN, _SOCKET_ROOM, "noexec,"),
+            _tmpfs(layout.RUN, "64k", "noexec,"),
             _tmpfs("/tmp", str(limits.tmp)),
+            *(_tmpfs(path, str(limits.tmp)) for path in _scratch(spec, frame)),
             _tmpfs("/dev/shm", str(limits.shm)),
             *(frame.card.lxc if frame.card else ()),
         ]
     )
+
+
+def _scratch(spec: Spec, frame: InstanceFrame) -> list[str]:
+    """Scratch folders that nothing else is mounted at: the root is the box's own, and root's."""
+    mounted = {*(each.target for each in frame.volumes), *(posixpath.normpath(each.target) for each in spec.mounts)}
+    return [path for path in layout.SCRATCH if path not in mounted]
 
 
 def _tmpfs(path: str, size: str, more: str = "") -> str:
@@ -120,21 +130,19 @@ def _tmpfs(path: str, size: str, more: str = "") -> str:
     return f"lxc.mount.entry = tmpfs {path.lstrip('/')} tmpfs {options} 0 0"
 
 
-def agent_config(spec: Spec, frame: Frame) -> dict[str, Any]:
-    """In argv, where everybody can read it: so the values of the spec's environment are told to the agent later."""
+def agent_config(spec: Spec, frame: InstanceFrame) -> dict[str, Any]:
+    asked = spec.user or frame.image.user
+    resolver = frame.card.resolver if frame.card else loopback.RESOLVER if spec.network is Network.RULES else None
     return {
-        "listen": {"unix": layout.SOCKET},
-        "home": layout.HOME,
+        **layout.agent_config(spec, frame.image.env, is_ours=not asked),
         "cwd": spec.cwd or frame.image.folder or layout.HOME,
-        "env": _environment(spec, frame.image),
-        "lifetime_s": spec.lifetime_s or None,
-        "idle_s": spec.idle_s or None,
+        "image_command": frame.image.command if spec.command == IMAGE_COMMAND else None,
         "init": {
-            "user": spec.user or frame.image.user or str(layout.DEFAULT_UID),
+            "user": asked or str(layout.DEFAULT_UID),
             "cwd": frame.image.folder or layout.HOME,
             "folders": [(layout.HOME, 0o755), *((each.target, each.mode) for each in frame.volumes)],
-            "files": [("/etc/resolv.conf", f"nameserver {frame.card.resolver}\n")] if frame.card else [],
-            "reserve": (RESERVE, _RESERVE_BYTES) if frame.has_quotas else None,
+            "files": [(loopback.RESOLV_CONF, f"nameserver {resolver}\n")] if resolver else [],
+            "reserve": (RESERVE, _RESERVE_BYTES) if frame.info.has_quotas else None,
         },
     }
 
@@ -145,19 +153,16 @@ def agent_config_of(config: dict[str, str]) -> dict[str, Any]:
     return msgspec.json.decode(bytes.fromhex(command.rpartition(" ")[2]), type=dict[str, Any])
 
 
-def _environment(spec: Spec, image: ImageConfig) -> dict[str, str]:
-    """The image's own, and what programs look for. Our uid is in no list of users, so its name is told here."""
-    name = {"USER": "user", "LOGNAME": "user"} if not (spec.user or image.user) else {}
-    defaults = {"PATH": _PATH, "LANG": "C.UTF-8", **name}
-    return {**defaults, **image.env, "HOME": layout.HOME, **caches.environment(spec)}
-
-
-def _devices(spec: Spec, frame: Frame) -> dict[str, dict[str, str]]:
-    root = {"type": "disk", "path": "/", "pool": frame.pool}
-    if frame.has_quotas:  # which count the image too
+def _devices(spec: Spec, frame: InstanceFrame) -> dict[str, dict[str, str]]:
+    root = {"type": "disk", "path": "/", "pool": frame.info.pool}
+    if frame.info.has_quotas:  # which count the image too
         image_size = frame.image.size if spec.disk is not None else 0
         root["size"] = str(frame.limits.disk + image_size + _RESERVE_BYTES)
-    devices = {"root": root, **frame.runtime, **frame.volume_devices}
+    devices = {"root": root, **frame.agent}
+    for number, volume in enumerate(frame.volumes):
+        only_read = {"readonly": "true"} if volume.read_only else {}
+        common = {"type": "disk", "pool": frame.info.pool, "source": volume.name, "path": volume.target}
+        devices[f"volume{number}"] = {**common, **only_read}
     if frame.card is not None:
         devices["eth0"] = frame.card.device
     for number, mount in enumerate(spec.mounts):

@@ -1,21 +1,125 @@
-"""Volumes of a pool: the data of a sandbox, which outlives it, and the caches of a project."""
+"""Volumes of a pool: the agent's own, the data of a sandbox, which outlives it, and the caches of a project."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import secrets
+import tarfile
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skerry.errors import Conflict, NotFound, SkerryError
-from skerry.providers.base import Volume
-from skerry.providers.incus.api import PROVIDER, Api
-from skerry.providers.incus.instances import as_config, labels
-from skerry.providers.volume_plan import KIND, Wanted, as_volume
-from skerry.spec import SandboxId
+from skerry.model.spec import SandboxId
+from skerry.providers.base import Volume, log
+from skerry.providers.incus.api import PROVIDER, IncusApi
+from skerry.providers.incus.info import IncusInfo
+from skerry.providers.incus.instances import as_config, inspect, labels
+from skerry.providers.shared import layout
+from skerry.providers.shared.volume_plan import KIND, Wanted, as_volume, older_runtimes
+
+_FILL_TIMEOUT_S = 120.0
+_LAYOUT = "1"
+"""Another when the folders of the volume are others."""
+
+
+class IncusAgentVolume:
+    """The agent and its interpreter in a volume, for a daemon that does not see the folders of this host."""
+
+    def __init__(self, api: IncusApi, cache: Path) -> None:
+        self._api = api
+        self._agent = layout.AgentFolders(cache, _LAYOUT)
+        self._whole: set[str] = set()
+        self._filling: dict[str, asyncio.Lock] = {}
+
+    async def argv(self) -> list[str]:
+        """The command that runs a script of the agent, up to the script."""
+        await self._agent.find()
+        return self._agent.argv
+
+    async def devices(self, info: IncusInfo, member: str | None) -> dict[str, dict[str, str]]:
+        """Devices by which a box has both, read-only: folders of this host, or of the volume."""
+        await self._agent.find()
+        is_here = info.is_local and not info.is_confined
+        volume = "" if is_here else await self._volume(info.pool, member)
+        return {
+            name: {
+                "type": "disk",
+                "readonly": "true",
+                "path": f"{layout.RUNTIME}/{name}",
+                **({"source": str(folder)} if is_here else {"pool": info.pool, "source": f"{volume}/{name}"}),
+            }
+            for name, folder in self._agent.folders.items()
+        }
+
+    def forget(self) -> None:
+        """Somebody may have removed it: look again next time."""
+        self._whole.clear()
+
+    async def _volume(self, pool: str, member: str | None) -> str:
+        """Have one for all boxes of a member; many that are made at once wait for the first."""
+        place = member or ""
+        if place not in self._whole:
+            async with self._filling.setdefault(place, asyncio.Lock()):
+                if place not in self._whole:
+                    await self._have(_path(pool), self._agent.volume, _at(member))
+                    self._whole.add(place)
+            self._filling.pop(place, None)
+        return self._agent.volume
+
+    async def _have(self, volumes: str, name: str, query: dict[str, str]) -> None:
+        """Fill one aside and name it only when it is whole; another program that was quicker has made the same."""
+        with suppress(NotFound):
+            await self._api.get(f"{volumes}/{name}", dict[str, Any], query=query)
+            return
+        log.info("incus: filling the agent volume %s", name)
+        aside = f"{name}-{secrets.token_hex(4)}"
+        content = await asyncio.to_thread(self._backup, aside)
+        headers = {"Content-Type": "application/octet-stream", "X-Incus-name": aside}
+        await self._api.do("POST", volumes, query=query, body=content, headers=headers, timeout_s=_FILL_TIMEOUT_S)
+        try:
+            await self._api.do("POST", f"{volumes}/{aside}", query=query, json={"name": name})
+        except Conflict:
+            log.debug("incus: another program was quicker with the agent volume %s", name)
+            with suppress(NotFound):
+                await self._api.do("DELETE", f"{volumes}/{aside}", query=query)
+
+    async def sweep(self, pool: str) -> None:
+        """Remove those of older versions that no box uses."""
+        found = await self._api.get(_path(pool), list[_Found], query={"recursion": "1"})
+        ours = [each for each in found if labels(each.config).get(KIND) == "runtime"]
+        made = {each.name: each.created_at for each in ours}
+        older = older_runtimes(made, made)
+        for each in ours:
+            if each.name in older and not each.used_by:
+                try:
+                    await self._api.do("DELETE", f"{_path(pool)}/{each.name}", query=each.target)
+                    log.info("incus: removed the agent volume %s of an older version", each.name)
+                except SkerryError as error:
+                    log.debug("incus: agent volume %s stays: %s", each.name, error)
+
+    def _backup(self, name: str) -> bytes:
+        """The folders as the backup of a volume, which is what Incus takes in whole."""
+        # As they are: to a box the host's root is nobody, and all may read them.
+        config = {"security.unmapped": "true", **as_config({"skerry": PROVIDER, KIND: "runtime"})}
+        volume = {"name": name, "type": "custom", "content_type": "filesystem", "config": config}
+        index = {"name": name, "backend": "dir", "pool": "default", "type": "custom", "config": {"volume": volume}}
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as archive:
+            entry = tarfile.TarInfo("backup/index.yaml")
+            text = msgspec.json.encode(index)  # which is YAML as well
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+            root = tarfile.TarInfo("backup/volume")
+            root.type, root.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(root)
+            self._agent.pack(archive, "backup/volume/")
+        return content.getvalue()
 
 
 class _Found(msgspec.Struct):
@@ -27,19 +131,18 @@ class _Found(msgspec.Struct):
 
     @property
     def target(self) -> dict[str, str]:
-        """Pools of a cluster may be apart: the member that has it has to be told."""
         return _at(self.location)
 
 
-class Volumes:
-    def __init__(self, api: Api) -> None:
+class IncusVolumes:
+    def __init__(self, api: IncusApi) -> None:
         self._api = api
 
     async def make(self, pool: str, wanted: Sequence[Wanted], member: str | None, size: int | None) -> None:
         """Have them all. Boxes have host uids of their own, and a volume has to look the same to each."""
         if not wanted:
             return
-        query = {"target": member} if member else {}
+        query = _at(member)
 
         async def one(each: Wanted) -> None:
             # A cache is its whole project's, and not for one box to bound.
@@ -73,17 +176,21 @@ class Volumes:
     async def _as_one(self, pool: str, parts: Sequence[_Found], *, sizes: bool) -> Volume:
         """The cache of a project is on each member of a cluster that it was used on."""
         known = await asyncio.gather(*(self._size(pool, each) for each in parts)) if sizes else []
+        sizes_known = [size for size in known if size is not None]
         made = [datetime.fromisoformat(each.created_at).timestamp() for each in parts if each.created_at]
         return as_volume(
             parts[0].name,
             labels(parts[0].config),
             in_use=any(each.used_by for each in parts),
-            size=sum(size for size in known if size is not None) if any(size is not None for size in known) else None,
+            size=sum(sizes_known) if sizes_known else None,
             created_at=min(made, default=None),
         )
 
     async def data_of(self, pool: str, id: SandboxId) -> list[tuple[str, str]]:
-        """The names and members of a box's volumes, by their label, for a box that is gone."""
+        """The data volume of a box and its member, by its devices if it is there, else by its label."""
+        with suppress(NotFound):
+            box = await inspect(self._api, id)
+            return [(each["source"], box.location) for each in box.devices.values() if each.get("path") == layout.DATA]
         return [
             (each.name, each.location)
             for each in await self._list(pool)
@@ -92,8 +199,10 @@ class Volumes:
 
     async def drop(self, pool: str, name: str, member: str) -> None:
         """Quiet if it is gone, or another box has it too."""
-        with suppress(NotFound, Conflict):
+        try:
             await self._api.do("DELETE", f"{_path(pool)}/{name}", query=_at(member))
+        except (NotFound, Conflict) as error:
+            log.debug("incus: volume %s stays: %s", name, error)
 
     async def remove(self, pool: str, name: str) -> None:
         found = [each for each in await self._list(pool) if each.name == name]
@@ -110,25 +219,23 @@ class Volumes:
 
     async def _size(self, pool: str, volume: _Found) -> int | None:
         """None where the pool does not tell."""
-        with suppress(SkerryError):
-            path = f"{_path(pool)}/{volume.name}/state"
+        path = f"{_path(pool)}/{volume.name}/state"
+        try:
             usage = (await self._api.get(path, dict[str, Any], query=volume.target)).get("usage")
-            return int(usage["used"]) if usage else None
-        return None
+        except SkerryError as error:
+            log.debug("incus: the size of volume %s is not known: %s", volume.name, error)
+            return None
+        return int(usage["used"]) if usage else None
 
 
 def _is_data(wanted: Wanted) -> bool:
     return wanted.labels.get(KIND) == "data"
 
 
-def _at(member: str) -> dict[str, str]:
-    return {"target": member} if member not in ("", "none") else {}
+def _at(member: str | None) -> dict[str, str]:
+    """The query for a volume of a member: pools of a cluster may be apart."""
+    return {"target": member} if member and member != "none" else {}
 
 
 def _path(pool: str) -> str:
     return f"/1.0/storage-pools/{pool}/volumes/custom"
-
-
-def device(pool: str, wanted: Wanted) -> dict[str, str]:
-    common = {"type": "disk", "pool": pool, "source": wanted.name, "path": wanted.target}
-    return {**common, "readonly": "true"} if wanted.read_only else common

@@ -1,10 +1,14 @@
-"""Making one box, from the intent on disk to the first answer of its agent."""
+"""Creation of a box: from the intent on disk to the start of its agent, and the check that its limits hold."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
-import socket
+import re
+import select
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,41 +16,51 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable
-from skerry.host import cgroup, processes, scope, uids
-from skerry.host.cgroup import Limits
+from skerry import clock
+from skerry.agent.guest.users import FIRST_TO_DIE
+from skerry.errors import AgentError, CallTimeout, CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable
+from skerry.host import cgroup, disks, processes, scope, spawn, uids
+from skerry.host.cgroup import GroupLimits
 from skerry.host.processes import Process
-from skerry.providers import disks
-from skerry.providers.local import launch, mounts, profile, skeleton
+from skerry.host.spawn import Descriptors
+from skerry.model.spec import Network, SandboxId, Spec
+from skerry.providers.local import boxes, host, profile
 from skerry.providers.local.boxes import Box, Meta
-from skerry.providers.local.host import Host, Interpreter
-from skerry.spec import Mount, Network, SandboxId, Spec
+from skerry.providers.local.host import Host
+from skerry.providers.local.profile import AGENT, HOME, PYTHON
+from skerry.providers.shared import loopback
+from skerry.providers.shared.limits import ULIMITS, BoxLimits
 
-_START = f"{skeleton.AGENT}/start.py"
-_HELLO = b'{"jsonrpc":"2.0","id":1,"method":"hello","params":{"protocol":1}}\n'
-_MAX_HELLO = 64 * 1024
+_log = logging.getLogger("skerry.providers")
+
+_START = f"{AGENT}/start.py"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_RLIMITS = {"core": 0, "nofile": 1024, "memlock": 64 * 1024, "msgqueue": 0, "rtprio": 0, "nice": 0}
+_LOG_BYTES = 64 * 1024
+_LOOK_S = 0.0002
+_F_ADD_SEALS = 1033
+_SEAL_SHRINK_AND_GROW = 0x2 | 0x4
+_NPROC_PER_NAMESPACE = (5, 14)
+"""From this kernel on the count is the box's own; before, it was that of all the user's processes."""
+NPROC = "RLIMIT_NPROC in the box's own user namespace"
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a box gets where its spec does not say, in bytes and counts."""
+class Defaults(BoxLimits, frozen=True, kw_only=True):
+    """Limits of a box whose spec does not say, in bytes and counts."""
 
-    memory: int
-    pids: int
-    cpus: float | None
-    disk: int
-    tmp: int
-    shm: int
     start_timeout_s: float
 
-    def limits(self, spec: Spec) -> Limits:
-        memory = self.memory if spec.memory is None else spec.memory
-        return Limits(
-            memory=memory - memory % _PAGE,
-            pids=self.pids if spec.pids is None else spec.pids,
-            cpus=self.cpus if spec.cpus is None else spec.cpus,
-        )
+    @property
+    def written(self) -> int:
+        return self.disk + self.tmp + self.shm  # scratch folders are links to /tmp
+
+    def group_limits(self, spec: Spec) -> GroupLimits:
+        asked = self.of(spec)
+        return GroupLimits(memory=asked.memory - asked.memory % _PAGE, pids=asked.pids, cpus=asked.cpus)
+
+
+def counts_processes() -> bool:
+    """Whether RLIMIT_NPROC is of use."""
+    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= _NPROC_PER_NAMESPACE
 
 
 def group_name(id: SandboxId) -> str:
@@ -54,8 +68,8 @@ def group_name(id: SandboxId) -> str:
 
 
 def processes_of(box: Box, meta: Meta | None, groups: Iterable[Path]) -> set[Process]:
-    """Everything that lives of a box, however far its creation came."""
-    if meta is not None and meta.boot_id != processes.boot_id():
+    """Find all live processes of a box, however far its creation came."""
+    if meta is not None and meta.boot_id != clock.boot_id():
         return set()
     if meta is not None and (running := box.read_processes()):
         return {process for process in running if process.is_alive()}
@@ -67,138 +81,214 @@ def processes_of(box: Box, meta: Meta | None, groups: Iterable[Path]) -> set[Pro
     return found
 
 
+class Log:
+    """Output of the launcher and the agent while they start. Its size is fixed: a box cannot fill the host with it."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("skerry-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.truncate(self.fd, _LOG_BYTES)
+        fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEAL_SHRINK_AND_GROW)
+
+    def text(self) -> str:
+        return os.pread(self.fd, _LOG_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()[-4096:]
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
 class Creation:
-    """One create. It undoes nothing: whoever asked for it destroys what it left."""
+    """One create: `start`, a greeting by the caller, `finish`, and `close` in any case. It holds the box's lock from
+    start to close, and undoes nothing: whoever asked for it destroys what it left."""
 
     def __init__(self, host: Host, defaults: Defaults, box: Box, spec: Spec, on_child: Callable[[int], None]) -> None:
         self._host = host
         self._box = box
         self._spec = spec
         self._on_child = on_child
-        self._limits = defaults.limits(spec)
+        self._limits = defaults.group_limits(spec)
         self._sizes = profile.Sizes(spec.disk or defaults.disk, defaults.tmp, defaults.shm)
         self._timeout_s = defaults.start_timeout_s
         self._deadline = time.monotonic() + self._timeout_s
-        self._by_scope = bool(host.scope_controllers)
-        self._interpreter: Interpreter = host.own_interpreter if spec.root is None else host.portable_interpreter
+        self._open = contextlib.ExitStack()
+        self._log: Log | None = None
+        self._uid: int | None = None
 
-    def run(self) -> None:
+    @property
+    def left_s(self) -> float:
+        """Seconds until it has to be ready."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    def start(self) -> None:
+        """Start the box and set its limits. Raises CreateFailed if it was destroyed meanwhile."""
         # only a destroy can have it: its end is waited for, to tell how it is
-        with self._box.locked(self._timeout_s) as exists, contextlib.closing(launch.Log()) as log:
-            if not exists:
-                raise CreateFailed(f"box {self._box.id} was destroyed before it was made")
-            try:
-                self._run(log)
-            except ProviderUnavailable:
-                raise
-            except ProviderError as error:
-                raise CreateFailed(str(error), log=log.text()) from error
-            except BrokenPipeError as error:
-                raise CreateFailed("the box died while it was made", log=log.text()) from error
-            except OSError as error:
-                raise CreateFailed(f"the box cannot be made: {error}", log=log.text()) from error
-
-    def _run(self, log: launch.Log) -> None:
-        meta = self._intend()
-        first = self._start(meta, log)
+        if not self._open.enter_context(self._box.locked(self._timeout_s)):
+            raise CreateFailed(f"box {self._box.id} was destroyed before it was made")
+        self._log = log = self._open.enter_context(contextlib.closing(Log()))
+        self._holder = scope.holder()
+        self._interpreter = self._host.own_interpreter if self._spec.root is None else self._host.portable_interpreter
+        self._intend()
+        self._first = self._launch(log)
+        name = group_name(self._box.id)
         try:
-            self._limit(first.pid)
+            # While the agent starts: a first write to cgroup.procs takes as long as that. No code of a user runs yet.
+            with self._opening_low_ports(log):
+                self._holder.confine(self._first.pid, name, self._limits)
+                self._held = self._holder.check(self._first.pid, name, self._limits)
         except ProviderError:
-            _identify(first.pid)  # if it is dead, that is what failed
+            _identify(self._first.pid)  # if it is dead, that is what failed
             raise
-        self._await_hello()
-        self._box.mark_whole()
 
-    def _start(self, meta: Meta, log: launch.Log) -> Process:
+    @contextlib.contextmanager
+    def _opening_low_ports(self, log: Log) -> Iterator[None]:
+        """Let the box's user listen on any port, where its network has rules. Raises CreateFailed."""
+        if self._spec.network is not Network.RULES:
+            yield
+            return
+        _wait_until_mapped(self._first, self._deadline)
+        opener = self._host.open_low_ports(self._first.pid, self._uid, log.fd)
+        try:
+            yield
+        finally:
+            is_open = _ends_well(opener, self.left_s)
+        if not is_open:
+            raise CreateFailed(f"the box cannot have rules: {loopback.LOW_PORTS} cannot be set for it")
+
+    def finish(self) -> dict[str, str]:
+        """Mark the box as whole, once its agent has answered; returns how the kernel holds each limit."""
+        if "pids" not in self._held and counts_processes():  # which the agent has set for itself
+            limits = Path(f"/proc/{self._first.pid}/limits").read_text()
+            most = re.search(r"^Max processes +(\d+) +(\d+) ", limits, re.MULTILINE)
+            if most is None or int(most[2]) > self._limits.pids:
+                raise ProviderError("the box has not the limit of processes that it was given")
+            self._held["pids"] = NPROC
+        self._box.mark_whole()
+        return self._held
+
+    def close(self) -> None:
+        self._open.close()
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Raise CreateFailed, with the log, for whatever fails of it."""
+        try:
+            yield
+        except ProviderUnavailable:
+            raise
+        except ProviderError as error:
+            raise self._failure(str(error)) from error
+        except AgentError as error:
+            is_late = isinstance(error.__cause__, CallTimeout | TimeoutError)
+            why = "the agent did not answer in time" if is_late else f"the agent ended before it answered: {error}"
+            raise self._failure(why) from error
+        except BrokenPipeError as error:
+            raise self._failure("the box died while it was made") from error
+        except OSError as error:
+            raise self._failure(f"the box cannot be made: {error}") from error
+
+    def _failure(self, why: str) -> CreateFailed:
+        _log.info("box %s is not made: %s", self._box.id, why)
+        return CreateFailed(why, log="" if self._log is None else self._log.text())
+
+    def _launch(self, log: Log) -> Process:
         """Start the box, note its processes, and only then give the agent what it waits for."""
-        config_read, config_write = launch.pipe_for_config()
+        config_read, config_write = spawn.task_pipe()
         info_read, info_write = os.pipe2(os.O_CLOEXEC)
         with (
-            contextlib.closing(launch.Descriptors()) as inherited,
+            contextlib.closing(Descriptors()) as inherited,
             open(config_write, "wb", 0) as config,
             open(info_read, "rb", 0) as info,
         ):
             config_number, info_number = inherited.add(config_read), inherited.add(info_write)
             listen_number = inherited.add(self._box.listen().detach())
-            options = self._options(inherited, info_number, meta)
+            options = self._options(inherited, info_number)
             args_number = inherited.add_data("\0".join(options).encode() + b"\0")
-            launcher_pid = self._spawn(inherited, log, args_number, config_number, meta)
+            command = [self._host.bwrap, "--args", str(args_number), "--", *self._interpreter.argv, _START]
+            command += [self._box.id, str(config_number)]
+            command, env = self._holder.command(command, group_name(self._box.id), self._limits)
+            launcher_pid = inherited.spawn([*self._host.as_uid(self._uid), *command], env, log.fd)
+            self._on_child(launcher_pid)
             inherited.close()
-            first = _identify(launch.read_child_pid(info.fileno(), self._deadline))
+            first = _identify(read_child_pid(info.fileno(), self._deadline))
             self._box.write_processes([first, _identify(launcher_pid)])
+            _let_die_first(first)
             config.write(self._config(listen_number))
             return first
 
-    def _intend(self) -> Meta:
-        """Written before anything else exists, so that all that follows can be found by it."""
-        spec = self._spec
-        meta = Meta(
-            created_at=time.time(),
-            boot_id=processes.boot_id(),
-            uid=uids.take() if self._host.has_own_uids else None,
-            groups=[str(group) for group in self._groups()],
-            labels={"skerry": "local", "skerry.sandbox": self._box.id, "skerry.project": spec.project, **spec.labels},
-        )
+    def _intend(self) -> None:
+        """Note what is to be made before anything of it exists, so that all that follows can be found by it."""
+        self._uid = uids.take() if self._host.has_own_uids else None
+        labels = {"skerry": "local", "skerry.sandbox": self._box.id, "skerry.project": self._spec.project}
+        labels |= self._spec.labels
+        groups = [str(group) for group in self._holder.groups(group_name(self._box.id), self._limits)]
+        meta = Meta(created_at=time.time(), boot_id=clock.boot_id(), uid=self._uid, groups=groups, labels=labels)
         self._box.write_meta(meta)
-        return meta
 
-    def _groups(self) -> list[Path]:
-        if self._by_scope:
-            return []
-        return self._host.hierarchies.groups(group_name(self._box.id), self._limits)
-
-    def _options(self, inherited: launch.Descriptors, info_number: int, meta: Meta) -> list[str]:
+    def _options(self, inherited: Descriptors, info_number: int) -> list[str]:
         return profile.options(
             user=profile.user_of(self._spec),
+            has_own_uid=self._uid is not None,
             network=self._spec.network,
             root=self._root(inherited),
-            home=self._home(inherited, meta),
+            home=self._home(inherited),
             sizes=self._sizes,
-            mounts=[option for mount in self._spec.mounts for option in self._bind(mount, inherited)],
+            mounts=[
+                option
+                for mount in self._spec.mounts
+                for option in self._bind(mount.source, "mounts", mount.target, inherited, read_only=mount.read_only)
+            ],
             info_fd=info_number,
             seccomp_fd=inherited.add_data(self._host.seccomp_program),
         )
 
-    def _root(self, inherited: launch.Descriptors) -> list[str]:
+    def _root(self, inherited: Descriptors) -> list[str]:
         portable = self._interpreter.portable
-        python = [] if portable is None else self._shared(portable, skeleton.PYTHON, inherited)
+        python = [] if portable is None else self._bind(portable, "cache_dir", PYTHON, inherited)
         resolver = ["/etc/resolv.conf"] if self._spec.network is Network.HOST else []
         if self._spec.root is not None:
-            has_resolver = os.path.isfile(f"{self._spec.root}/etc/resolv.conf")
-            return [
-                *self._entries(self._spec.root, inherited),
-                *self._shared(self._interpreter.agent, skeleton.AGENT, inherited),
-                *python,
-                *profile.bind_from_host(*resolver if has_resolver else ()),
+            entries = self._entries(self._spec.root, inherited)
+            agent = self._bind(self._interpreter.agent, "cache_dir", AGENT, inherited)
+            return [*entries, *agent, *python, *self._resolver_over(self._spec.root, resolver, inherited)]
+        usr = profile.bind_from_host("/usr", *host.unmerged_folders(), *resolver)
+        writable = (HOME + "/", "/tmp/")
+        if any(not (mount.target + "/").startswith(writable) for mount in self._spec.mounts):  # they need mount points
+            agent = self._bind(self._interpreter.agent, "cache_dir", AGENT, inherited)
+            links = [
+                word
+                for name, target in self._host.links.items()
+                for word in ("--symlink", target, f"{profile.LINKS}/{name}")
             ]
-        usr = profile.bind_from_host("/usr", *skeleton.unmerged_folders(), *resolver)
-        if self._needs_mount_points():
-            agent = self._shared(self._interpreter.agent, skeleton.AGENT, inherited)
-            return [*self._entries(self._host.skeleton, inherited), *usr, *agent, *python]
-        return [*self._shared(self._host.skeleton, "/", inherited), *usr, *python]
+            return [*self._entries(self._host.skeleton, inherited), *usr, *agent, *python, *links]
+        return [*self._bind(self._host.skeleton, "cache_dir", "/", inherited), *usr, *python]
 
-    def _shared(self, folder: Path, target: str, inherited: launch.Descriptors) -> list[str]:
-        return profile.bind(inherited.add(self._open(folder, "cache_dir")), target)
+    def _resolver_over(self, root: str, resolver: list[str], inherited: Descriptors) -> list[str]:
+        """Options that put a resolv.conf over that of a folder; without one, programs ask the loopback."""
+        own = root + loopback.RESOLV_CONF
+        if self._spec.network is Network.RULES and os.path.isfile(own) and not os.path.islink(own):
+            text = inherited.add_data(loopback.RESOLV_CONF_TEXT.encode())
+            return ["--perms", "0444", "--ro-bind-data", str(text), loopback.RESOLV_CONF]
+        return profile.bind_from_host(*resolver if os.path.isfile(own) else ())
 
-    def _entries(self, root: str | Path, inherited: launch.Descriptors) -> list[str]:
-        fd = self._open(root, "root")
-        try:
-            folder = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except NotADirectoryError:
-            raise InvalidSpec(f"root: {str(root)!r} is not a folder", field="root") from None
-        finally:
-            os.close(fd)
-        try:
-            return profile.root_of_folder(_inherit(profile.entries_of(folder), inherited))
-        finally:
-            os.close(folder)
+    def _entries(self, root: str | Path, inherited: Descriptors) -> list[str]:
+        with contextlib.ExitStack() as opened:
+            fd = self._open_path(root, "root")
+            opened.callback(os.close, fd)
+            try:
+                folder = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except NotADirectoryError:
+                raise InvalidSpec(f"root: {str(root)!r} is not a folder", field="root") from None
+            opened.callback(os.close, folder)
+            return profile.root_of_folder(
+                entry if entry.link is not None else entry._replace(fd=inherited.add(entry.fd))
+                for entry in profile.entries_of(folder)
+            )
 
-    def _bind(self, mount: Mount, inherited: launch.Descriptors) -> list[str]:
-        fd = self._open(mount.source, "mounts")
-        return profile.bind(inherited.add(fd), mount.target, read_only=mount.read_only)
+    def _bind(
+        self, path: str | Path, field: str, target: str, inherited: Descriptors, *, read_only: bool = True
+    ) -> list[str]:
+        return profile.bind(inherited.add(self._open_path(path, field)), target, read_only=read_only)
 
-    def _open(self, path: str | Path, field: str) -> int:
-        """A descriptor of a file or folder of the host, in a form that the box's uid can bind."""
+    def _open_path(self, path: str | Path, field: str) -> int:
+        """Open a file or folder of the host, in a form that the box's uid can bind. Raises InvalidSpec."""
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -207,62 +297,67 @@ class Creation:
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             os.close(fd)
             raise InvalidSpec(f"{field}: {str(path)!r} is neither a folder nor a file", field=field)
-        return mounts.open_way(self._box, fd) if self._host.has_own_uids else fd
+        return fd if self._uid is None else boxes.open_for_uid(self._box, fd, self._uid)
 
-    def _needs_mount_points(self) -> bool:
-        writable = (skeleton.HOME + "/", "/tmp/")
-        return any(not (mount.target + "/").startswith(writable) for mount in self._spec.mounts)
-
-    def _home(self, inherited: launch.Descriptors, meta: Meta) -> list[str]:
-        if self._spec.disk is None or meta.uid is None or disks.why_none() is not None:
+    def _home(self, inherited: Descriptors) -> list[str]:
+        if self._spec.disk is None or self._uid is None or disks.why_none() is not None:
             return profile.home_in_memory(self._sizes.home)
-        disk = mounts.attach_disk(self._box, self._spec.disk, meta.uid)
-        return profile.bind(inherited.add(disk), skeleton.HOME, read_only=False)
-
-    def _spawn(self, inherited: launch.Descriptors, log: launch.Log, args: int, config: int, meta: Meta) -> int:
-        command = [self._host.bwrap, "--args", str(args), "--", *self._interpreter.argv, _START]
-        command += [self._box.id, str(config)]
-        env: dict[str, str] = {}
-        if self._by_scope:
-            command = [*scope.command(group_name(self._box.id), self._limits), *command]
-            env = scope.environment(os.geteuid())
-        pid = inherited.spawn([*self._host.as_uid(meta.uid), *command], env, log.fd)
-        self._on_child(pid)
-        return pid
+        disk = boxes.attach_disk(self._box, self._spec.disk, self._uid)
+        return profile.bind(inherited.add(disk), HOME, read_only=False)
 
     def _config(self, listen_number: int) -> bytes:
         spec = self._spec
-        return msgspec.json.encode(
-            {
-                "listen": {"fd": listen_number},
-                "home": skeleton.HOME,
-                "cwd": spec.cwd or skeleton.HOME,
-                "env": profile.environment(spec),
-                "lifetime_s": spec.lifetime_s or None,
-                "idle_s": spec.idle_s or None,
-                "rlimits": _RLIMITS | {"nproc": self._limits.pids},
-            }
-        )
+        config = {
+            "listen": {"fd": listen_number},
+            "home": HOME,
+            "cwd": spec.cwd or HOME,
+            "env": profile.environment(spec, has_links=spec.root is None and bool(self._host.links)),
+            "lifetime_s": spec.lifetime_s or None,
+            "idle_s": spec.idle_s or None,
+            "rules": spec.network is Network.RULES,
+            "rlimits": ULIMITS | {"nproc": self._limits.pids},
+        }
+        return msgspec.json.encode(config)
 
-    def _limit(self, pid: int) -> None:
-        """While the agent starts: a first write to cgroup.procs takes as long as that. No code of a user runs yet."""
-        name = group_name(self._box.id)
-        if self._by_scope:
-            scope.check_placed(name, pid, self._limits)
-        else:
-            self._host.hierarchies.confine(pid, name, self._limits)
 
-    def _await_hello(self) -> None:
+def read_child_pid(info_fd: int, deadline: float) -> int:
+    """Read the pid of the box's first process from bubblewrap's info, which may come in pieces. Raises CreateFailed."""
+    text = b""
+    poll = select.poll()
+    poll.register(info_fd, select.POLLIN)
+    while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        piece = os.read(info_fd, 4096)
+        text += piece
         try:
-            with self._box.connect() as connection:
-                connection.settimeout(max(0.001, self._deadline - time.monotonic()))
-                connection.sendall(_HELLO)
-                answer = _read_line(connection, self._deadline)
-        except TimeoutError as error:
-            raise CreateFailed("the agent did not answer in time") from error
-        except OSError as error:
-            raise CreateFailed(f"the agent ended before it answered: {error.strerror}") from error
-        _check_hello(answer)
+            return int(msgspec.json.decode(text)["child-pid"])
+        except (msgspec.DecodeError, KeyError):
+            if not piece:
+                raise CreateFailed("bubblewrap ended before the box was made") from None
+    raise CreateFailed("bubblewrap did not make the box in time")
+
+
+def _ends_well(child: int, timeout_s: float) -> bool:
+    """Wait for the end of a child of ours, which is killed when its time is over; whether it did what it was for."""
+    process = Process.of(child)
+    if process is not None and not processes.wait_until_dead([process], timeout_s):
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return status == 0
+
+
+def _wait_until_mapped(process: Process, deadline: float) -> None:
+    """Wait until bubblewrap has mapped its uid, which it does right after it told of its child. Raises CreateFailed."""
+    while _identify(process.pid) == process and not Path(f"/proc/{process.pid}/uid_map").read_bytes():
+        if time.monotonic() > deadline:
+            raise CreateFailed("bubblewrap did not make the box in time")
+        time.sleep(_LOOK_S)
+
+
+def _let_die_first(process: Process) -> None:
+    """Have it killed, with all that it starts, before anything else when memory runs out. The agent does that itself
+    too, but only root with CAP_SYS_RESOURCE, outside the box, sets the floor that nobody in it can go below."""
+    with contextlib.suppress(OSError):  # it is no plain user's to say
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(FIRST_TO_DIE))
 
 
 def _identify(pid: int) -> Process:
@@ -270,31 +365,3 @@ def _identify(pid: int) -> Process:
     if process is None:
         raise CreateFailed("the box died while it was made")
     return process
-
-
-def _inherit(entries: Iterable[profile.Entry], inherited: launch.Descriptors) -> Iterator[profile.Entry]:
-    for entry in entries:
-        yield entry if entry.link is not None else entry._replace(fd=inherited.add(entry.fd))
-
-
-def _read_line(connection: socket.socket, deadline: float) -> bytes:
-    line = b""
-    while not line.endswith(b"\n"):
-        if len(line) > _MAX_HELLO:
-            raise CreateFailed("the agent's first answer is too long")
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = connection.recv(4096)
-        if not piece:
-            raise CreateFailed("the agent ended before it answered")
-        line += piece
-    return line
-
-
-def _check_hello(line: bytes) -> None:
-    try:
-        answer = msgspec.json.decode(line)
-        accepted = isinstance(answer, dict) and isinstance(answer.get("result"), dict)
-    except msgspec.DecodeError:
-        accepted = False
-    if not accepted:
-        raise ProviderError(f"the agent's first answer is not one: {line[:200]!r}")

@@ -7,17 +7,23 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from skerry.errors import InvalidSpec, Unsupported
-from skerry.providers.local.skeleton import HOME
-from skerry.spec import Network, Spec
+from skerry.errors import InvalidSpec, UserNotFound
+from skerry.model.spec import Network, Spec
 
+HOME = "/home/user"
+AGENT = "/.skerry/agent"
+PYTHON = "/.skerry/python"
+LINKS = "/.skerry/bin"
+"""Programs under names that the host has not, at the end of the box's PATH."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_ID = 2**32 - 2
 
 _MASKED = ("/proc/cmdline", "/proc/interrupts")
 """Readable files of /proc that tell of the host: its boot parameters, and what its devices do right now. A box's uid is
-never root and has no other user in its namespace, so nothing there is writable to it, keys of others are not shown, and
-what only describes hardware stays. Each mask costs 0.2 ms of every start."""
+never root and has no other user in its namespace, so nothing there is writable to it, and what only describes hardware
+stays. Each mask costs 0.2 ms of every start."""
+_MASKED_FROM_OUR_UID = ("/proc/keys", "/proc/key-users")
+"""What shows the keys of the box's uid: none are there if that is the box's own."""
 
 _OWN_PLACES = {"proc", "dev", "sys", "tmp", ".skerry"}
 """Top-level names that a box always gets fresh, whatever its root has there."""
@@ -35,7 +41,7 @@ class User(NamedTuple):
 
 
 def user_of(spec: Spec) -> User:
-    """Who the box's processes are, seen from inside."""
+    """User of the box's processes, seen from inside. Raises InvalidSpec."""
     text = spec.user
     if text is None or text == "user":
         return User(1000, 1000)
@@ -43,24 +49,26 @@ def user_of(spec: Spec) -> User:
         return User(0, 0)
     uid, _, gid = text.partition(":")
     if not uid.isdigit():
-        raise Unsupported("user", "local", f"there is no user {text!r}; give 'user', 'root' or a UID[:GID]")
+        raise UserNotFound(f"user: there is no user {text!r} in a local box; give 'user', 'root' or a UID[:GID]")
     ids = User(int(uid), int(gid or uid))
     if max(ids) > _MAX_ID:
         raise InvalidSpec(f"user: {text!r} is beyond the largest id {_MAX_ID}", field="user")
     return ids
 
 
-def environment(spec: Spec) -> dict[str, str]:
-    """What a process in the box finds in its environment."""
+def environment(spec: Spec, *, has_links: bool = False) -> dict[str, str]:
+    """Environment of a process in the box."""
+    path = f"{DEFAULT_PATH}:{LINKS}" if has_links else DEFAULT_PATH
     name = {0: "root", 1000: "user"}.get(user_of(spec).uid, "user")
-    defaults = {"PATH": DEFAULT_PATH, "HOME": HOME, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8"}
+    defaults = {"PATH": path, "HOME": HOME, "USER": name, "LOGNAME": name, "LANG": "C.UTF-8"}
     return defaults | spec.env
 
 
 def options(
     *,
     user: User,
-    network: Network,
+    has_own_uid: bool,
+    network: str,
     root: Iterable[str],
     home: Iterable[str],
     sizes: Sizes,
@@ -68,13 +76,14 @@ def options(
     info_fd: int,
     seccomp_fd: int,
 ) -> list[str]:
-    """The whole boundary. The order is that of the mounts: what comes later lies above."""
+    """Options of the whole boundary, in the order of the mounts: what comes later lies above."""
     share = ["--share-net"] if network is Network.HOST else []
+    masked = _MASKED if has_own_uid else (*_MASKED, *filter(os.path.exists, _MASKED_FROM_OUR_UID))
     return [
         *("--unshare-all", *share, "--unshare-user", "--disable-userns", "--new-session", "--as-pid-1"),
         *("--uid", str(user.uid), "--gid", str(user.gid), "--hostname", "sandbox", "--cap-drop", "ALL"),
         *root,
-        *("--proc", "/proc", *(word for path in _MASKED for word in ("--ro-bind", "/dev/null", path))),
+        *("--proc", "/proc", *(word for path in masked for word in ("--ro-bind", "/dev/null", path))),
         *("--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(sizes.shm), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", str(sizes.tmp), "--tmpfs", "/tmp"),
@@ -89,15 +98,13 @@ def home_in_memory(size: int) -> list[str]:
     return ["--perms", "0700", "--size", str(size), "--tmpfs", HOME]
 
 
-def root_of_folder(folder: Iterable[Entry]) -> list[str]:
+def root_of_folder(folder: Iterable[RootEntry]) -> list[str]:
     """A folder as the root: each of its entries is bound by itself, so that mount points need not be made in it."""
-    options: list[str] = []
-    for entry in folder:
-        if entry.link is not None:
-            options += ["--symlink", entry.link, entry.path]
-        else:
-            options += bind(entry.fd, entry.path)
-    return options
+    return [
+        option
+        for path, link, fd in folder
+        for option in (bind(fd, path) if link is None else ("--symlink", link, path))
+    ]
 
 
 def bind(fd: int, target: str, *, read_only: bool = True) -> list[str]:
@@ -109,7 +116,7 @@ def bind_from_host(*paths: str) -> list[str]:
     return [option for path in paths for option in ("--ro-bind", path, path)]
 
 
-class Entry(NamedTuple):
+class RootEntry(NamedTuple):
     """One thing of a root folder: a link's target, or a descriptor of a folder or file."""
 
     path: str
@@ -117,7 +124,7 @@ class Entry(NamedTuple):
     fd: int
 
 
-def entries_of(root_fd: int, prefix: str = "/", skip: frozenset[str] = frozenset(_OWN_PLACES)) -> Iterator[Entry]:
+def entries_of(root_fd: int, prefix: str = "/", skip: frozenset[str] = frozenset(_OWN_PLACES)) -> Iterator[RootEntry]:
     """Open what a root folder holds, by descriptors, so that nobody can swap a path underneath. /home is opened one
     level deeper, for the work folder lies in it. The caller closes the descriptors."""
     for name in sorted(os.listdir(root_fd)):
@@ -128,7 +135,7 @@ def entries_of(root_fd: int, prefix: str = "/", skip: frozenset[str] = frozenset
         mode = os.fstat(fd).st_mode
         if stat.S_ISLNK(mode):
             os.close(fd)
-            yield Entry(path, os.readlink(name, dir_fd=root_fd), -1)
+            yield RootEntry(path, os.readlink(name, dir_fd=root_fd), -1)
         elif path == "/home" and stat.S_ISDIR(mode):
             os.close(fd)
             home_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root_fd)
@@ -137,6 +144,6 @@ def entries_of(root_fd: int, prefix: str = "/", skip: frozenset[str] = frozenset
             finally:
                 os.close(home_fd)
         elif stat.S_ISDIR(mode) or stat.S_ISREG(mode):
-            yield Entry(path, None, fd)
+            yield RootEntry(path, None, fd)
         else:
             os.close(fd)

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from skerry.agent import dial
-from skerry.agent.stream import Stream
+from skerry import aio
 from skerry.errors import ConfigError, InvalidSpec, NotFound, ProviderError, Unsupported
-from skerry.host import cgroup, processes
-from skerry.providers import disks
-from skerry.providers.base import BoxState, BoxStatus, Enforcement, Isolation, Provider, ProviderConfig
-from skerry.providers.local import mounts, profile
+from skerry.host import cgroup, disks, processes, scope
+from skerry.model.spec import Network, SandboxId, Spec
+from skerry.net import dial
+from skerry.net.stream import Stream
+from skerry.providers.base import (
+    BoxChange,
+    BoxState,
+    BoxStatus,
+    Capability,
+    Enforcement,
+    Isolation,
+    Provider,
+    ProviderConfig,
+)
+from skerry.providers.local import boxes, profile
 from skerry.providers.local.boxes import Box, Meta, all_boxes
-from skerry.providers.local.creation import Creation, Defaults, group_name, processes_of
+from skerry.providers.local.creation import NPROC, Creation, Defaults, counts_processes, group_name, processes_of
 from skerry.providers.local.host import Host
-from skerry.spec import Network, SandboxId, Spec
+from skerry.providers.shared import loopback, polling
+from skerry.providers.shared.dialer import FirstStreams
+from skerry.providers.shared.limits import CONTROLLERS, NO_LIMIT
 from skerry.units import format_size, parse_size
+
+_log = logging.getLogger("skerry.providers")
 
 T = TypeVar("T")
 
-_WORKERS = 32
 _KILL_TIMEOUT_S = 10.0
 _REMOVE_TIMEOUT_S = 5.0
+_KEPT_S = 1.0
+"""How long the stream of a create is kept for the first command: who makes hundreds of boxes has not as many open."""
 
 
 class LocalConfig(ProviderConfig, frozen=True):
@@ -57,6 +72,7 @@ class LocalConfig(ProviderConfig, frozen=True):
 class Local(Provider):
     name = "local"
     isolation = Isolation.NAMESPACE
+    capabilities = frozenset({Capability.WATCH})
     honours = frozenset({"root"})
     Config = LocalConfig
 
@@ -66,7 +82,8 @@ class Local(Provider):
         self._state_dir = _folder(config.state_dir, "/var/lib/skerry/local", "~/.local/state/skerry/local")
         self._host = Host(_folder(config.cache_dir, "/var/cache/skerry", "~/.cache/skerry"))
         # Own threads: a host that hangs must not take the program's other threads with it.
-        self._threads = ThreadPoolExecutor(_WORKERS, thread_name_prefix="skerry-local")
+        self._threads = ThreadPoolExecutor(32, thread_name_prefix="skerry-local")
+        self._first = FirstStreams()
         self._children: set[int] = set()
         self._children_lock = threading.Lock()
 
@@ -77,14 +94,31 @@ class Local(Provider):
         _refuse_what_is_never_honoured(spec)
         return await self._in_thread(lambda: self._enforcement(spec))
 
-    async def create(self, id: SandboxId, spec: Spec) -> None:
+    async def describe(self) -> Mapping[str, Enforcement]:
+        return {**await super().describe(), "rules": await self._in_thread(self._rules)}
+
+    async def create(self, id: SandboxId, spec: Spec) -> Mapping[str, Enforcement]:
         _refuse_what_is_never_honoured(spec)
         self._reap()
         box = Box(self._state_dir, id)
         box.make()  # at once: a destroy that comes after a cancelled create must find it
-        await self._in_thread(lambda: self._fill(box, spec))
+        creation = Creation(self._host, self._defaults, box, spec, self._remember_child)
+        try:
+            with creation.failures():
+                await aio.run_to_end(self._in_thread(creation.start))
+                stream = await dial.unix(box.socket_path, timeout_s=creation.left_s)
+                async with self._first.first_client(id, stream, creation.left_s) as client:
+                    if spec.root is not None:  # what it has in place of our own files is not known before
+                        await loopback.check(client, spec)
+                    held = creation.finish()
+        finally:
+            creation.close()
+        asyncio.get_running_loop().call_later(_KEPT_S, self._first.forget, id)
+        unlimited = {} if self._defaults.of(spec).cpus is not None else {"cpus": NO_LIMIT}
+        return unlimited | {field: Enforcement(by=held[name]) for field, name in CONTROLLERS.items() if name in held}
 
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
+        self._first.forget(id)
         await self._in_thread(lambda: self._destroy(id))
         self._reap()
 
@@ -94,11 +128,30 @@ class Local(Provider):
 
     async def dial(self, id: SandboxId) -> Stream:
         box = Box(self._state_dir, id)
+        if (first := self._first.take(id)) is not None:
+            if box.is_running():
+                return first
+            first.close()
         if not box.path.is_dir():
             raise NotFound(f"there is no box {id}")
         return await dial.unix(box.socket_path)
 
+    def watch(self) -> AsyncIterator[BoxChange]:
+        return polling.watch(self.discover)
+
+    def holds(self, spec: Spec) -> int | None:
+        return self._defaults.of(spec).written
+
+    def runs_nothing(self, id: SandboxId) -> bool:
+        box = Box(self._state_dir, id)
+        first = next(iter(box.read_processes()), None)  # its agent, from which all of it descends
+        try:
+            return first is not None and first.is_alive() and not processes.children(first.pid)
+        except OSError:
+            return False  # this kernel does not tell, or it has just ended
+
     async def aclose(self) -> None:
+        self._first.close()
         self._reap()
         self._threads.shutdown(wait=False)
 
@@ -106,47 +159,47 @@ class Local(Provider):
         """Once begun it runs to its end, cancelled or not: the box's lock makes whoever comes next wait for that."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _fill(self, box: Box, spec: Spec) -> None:
-        Creation(self._host, self._defaults, box, spec, self._remember_child).run()
-
     def _destroy(self, id: SandboxId) -> None:
         box = Box(self._state_dir, id)
         with box.locked(self._defaults.start_timeout_s + _KILL_TIMEOUT_S) as exists:
             if not exists:
                 return
             meta = box.read_meta()
-            groups = [Path(group) for group in meta.groups] if meta else self._all_groups(id)
+            if meta is None:
+                _log.info("box %s is destroyed without its notes, by what the host knows of it", id)
+                parents = set(scope.holder().hierarchies.parents.values())
+                groups = [parent.path / group_name(id) for parent in parents]
+            else:
+                groups = [Path(group) for group in meta.groups]
             _kill(box, meta, groups)
             cgroup.remove(groups, _REMOVE_TIMEOUT_S)
-            mounts.detach_all(box, _REMOVE_TIMEOUT_S)
+            boxes.detach_all(box, _REMOVE_TIMEOUT_S)
             box.remove()
 
-    def _all_groups(self, id: SandboxId) -> list[Path]:
-        return [parent.path / group_name(id) for parent in set(self._host.hierarchies.parents.values())]
-
     def _enforcement(self, spec: Spec) -> dict[str, Enforcement]:
-        entries = {field: self._by_group(controller) for field, controller in _CONTROLLERS.items()}
-        if not entries["pids"].by and _kernel() >= _NPROC_PER_NAMESPACE:
-            entries["pids"] = Enforcement(by="RLIMIT_NPROC in the box's own user namespace")
-        entries["disk"] = _disk_enforcement(spec, self._defaults.disk)
-        entries["tmp"] = Enforcement(by=f"a tmpfs of {format_size(self._defaults.tmp)}")
-        entries["network"] = Enforcement(by=_NETWORKS[spec.network])
-        entries["seccomp"] = Enforcement(by=f"a filter of {len(self._host.seccomp_program) // 8} instructions")
-        entries["lifetime_s"] = entries["idle_s"] = Enforcement(by="the agent in the box")
-        if self._host.has_own_uids:
-            entries["uid"] = Enforcement(by="a host uid of its own for each box")
-        else:
-            entries["uid"] = Enforcement(why_not="only root can give each box a host uid of its own: boxes share yours")
-        return entries
+        holder = scope.holder()
+        entries = {
+            field: Enforcement(by=holder.how(controller), why_not=holder.why_not(controller))
+            for field, controller in CONTROLLERS.items()
+        }
+        if not entries["pids"].by and counts_processes():
+            entries["pids"] = Enforcement(by=NPROC)
+        shared = "only root can give each box a host uid of its own: boxes share yours"
+        own = Enforcement(by="a host uid of its own for each box")
+        on_loop = "an ext4 image on a loop device" if disks.why_none() is None else "a tmpfs of that size, in memory"
+        return {
+            **entries,
+            "disk": Enforcement(by=f"a tmpfs of {format_size(self._defaults.disk)}" if spec.disk is None else on_loop),
+            "tmp": Enforcement(by=f"a tmpfs of {format_size(self._defaults.tmp)}"),
+            "network": self._rules() if spec.network is Network.RULES else Enforcement(by=_NETWORKS[spec.network]),
+            "seccomp": Enforcement(by=f"a filter of {len(self._host.seccomp_program) // 8} instructions"),
+            **dict.fromkeys(("lifetime_s", "idle_s"), Enforcement(by="the agent in the box")),
+            "uid": own if self._host.has_own_uids else Enforcement(why_not=shared),
+        }
 
-    def _by_group(self, controller: str) -> Enforcement:
-        hierarchies = self._host.hierarchies
-        if controller in hierarchies.parents:
-            parent = hierarchies.parents[controller]
-            return Enforcement(by=f"cgroup v{parent.version} in {parent.path}")
-        if controller in self._host.scope_controllers:
-            return Enforcement(by="a scope of your systemd user manager")
-        return Enforcement(why_not=hierarchies.why_not[controller])
+    def _rules(self) -> Enforcement:
+        why_not = self._host.why_no_rules()
+        return Enforcement(by=loopback.BY_RULES) if why_not is None else Enforcement(why_not=why_not)
 
     def _remember_child(self, pid: int) -> None:
         with self._children_lock:
@@ -164,49 +217,36 @@ class Local(Provider):
                     self._children.discard(pid)
 
 
-_NPROC_PER_NAMESPACE = (5, 14)
-"""From this kernel on the count is the box's own; before, it was that of all the user's processes."""
-_CONTROLLERS = {"memory": "memory", "cpus": "cpu", "pids": "pids"}
-_NETWORKS = {
+_NETWORKS: dict[str, str] = {
     Network.NONE: "a network namespace of its own, with loopback only",
     Network.HOST: "nothing: it shares the host's network, as was asked",
+    Network.RULES: loopback.BY_RULES,
 }
 
 
 def _refuse_what_is_never_honoured(spec: Spec) -> None:
     if spec.network not in _NETWORKS:
-        raise Unsupported("network", "local", f"it has no {spec.network} network; there are none and host")
+        raise Unsupported("network", "local", f"it has no {spec.network} network; there are none, rules and host")
     profile.user_of(spec)
 
 
 def _kill(box: Box, meta: Meta | None, groups: list[Path]) -> None:
-    """All of it: what was starting may have forked while we looked, so we look until nothing is left."""
+    """Kill all of it: what was starting may have forked while we looked, so we look until nothing is left."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while found := processes_of(box, meta, groups):
-        if not processes.kill_and_wait(found, deadline - time.monotonic()):
+        if not processes.wait_until_dead(found, deadline - time.monotonic(), kill=True):
             raise ProviderError(f"box {box.id} does not die: one of its processes hangs in the kernel; try again")
-
-
-def _disk_enforcement(spec: Spec, default: int) -> Enforcement:
-    if spec.disk is None:
-        return Enforcement(by=f"a tmpfs of {format_size(default)}")
-    if disks.why_none() is None:
-        return Enforcement(by="an ext4 image on a loop device")
-    return Enforcement(by="a tmpfs of that size, in memory")
 
 
 def _status(box: Box) -> BoxStatus:
     meta, running = box.read_meta(), box.is_running()
+    state = BoxState.RUNNING if running else BoxState.DEAD if box.is_whole() else BoxState.REMAINS
     return BoxStatus(
-        state=BoxState.RUNNING if running else BoxState.DEAD,
+        state=state,
         created_at=meta.created_at if meta else None,
         labels=meta.labels if meta else {},
         out_of_memory=meta is not None and not running and cgroup.ran_out_of_memory(map(Path, meta.groups)),
     )
-
-
-def _kernel() -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def _folder(setting: str, for_root: str, for_user: str) -> Path:

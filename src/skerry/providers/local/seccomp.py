@@ -1,12 +1,13 @@
-"""The filter of `skerry.providers.syscalls` as a classic BPF program built with nothing but `struct`."""
+"""Filter of system calls (`shared.syscalls`) as a classic BPF program, built with nothing but `struct`."""
 
 from __future__ import annotations
 
 import errno
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
-from skerry.providers import syscalls
+from skerry.providers.shared import syscalls
 
 ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """Machine names, as `os.uname` spells them, and the kernel's AUDIT_ARCH of each."""
@@ -41,41 +42,25 @@ def _instructions(machine: str) -> Iterator[Instruction]:
             number = numbers[column]
             if number is not None:
                 yield from _when(_JUMP_EQUAL, number, _refuse(code))
-    judges = {"clone": _judge_clone, "ioctl": _judge_ioctl, "socket": _judge_socket, "socketpair": _judge_socketpair}
-    for name, judge in judges.items():
-        body = list(judge())
+    for name, body in _judges().items():
         yield _JUMP_EQUAL, 0, len(body), syscalls.JUDGED[name][column]
         yield from body
     yield _return(_ALLOW)
 
 
-def _judge_clone() -> Iterator[Instruction]:
-    yield _load_argument(0)
-    yield from _when(_JUMP_ANY_BIT, syscalls.CLONE_NEW_ANY, _refuse(errno.EPERM))
-    yield _return(_ALLOW)
-
-
-def _judge_ioctl() -> Iterator[Instruction]:
-    yield _load_argument(1)
-    for request in syscalls.TERMINAL_INJECTION:
-        yield from _when(_JUMP_EQUAL, request, _refuse(errno.EPERM))
-    yield _return(_ALLOW)
-
-
-def _judge_socket() -> Iterator[Instruction]:
-    yield _load_argument(0)
-    for family in syscalls.SOCKET_FAMILIES:
-        yield from _when(_JUMP_EQUAL, family, _return(_ALLOW))
-    yield _JUMP_EQUAL, 0, 3, syscalls.AF_NETLINK
-    yield _load_argument(2)
-    yield from _when(_JUMP_EQUAL, syscalls.NETLINK_ROUTE, _return(_ALLOW))
-    yield _refuse(errno.EAFNOSUPPORT)
-
-
-def _judge_socketpair() -> Iterator[Instruction]:
-    yield _load_argument(0)
-    yield from _when(_JUMP_EQUAL, syscalls.AF_UNIX, _return(_ALLOW))
-    yield _refuse(errno.EAFNOSUPPORT)
+def _judges() -> dict[str, list[Instruction]]:
+    """Instructions for calls whose arguments decide."""
+    allow, refuse, unsupported = _return(_ALLOW), _refuse(errno.EPERM), _refuse(errno.EAFNOSUPPORT)
+    injections = [_when(_JUMP_EQUAL, request, refuse) for request in syscalls.TERMINAL_INJECTION]
+    families = [_when(_JUMP_EQUAL, family, allow) for family in syscalls.SOCKET_FAMILIES]
+    route = [_load_argument(2), *_when(_JUMP_EQUAL, syscalls.NETLINK_ROUTE, allow)]
+    netlink = [(_JUMP_EQUAL, 0, len(route), syscalls.AF_NETLINK), *route]
+    return {
+        "clone": [_load_argument(0), *_when(_JUMP_ANY_BIT, syscalls.CLONE_NEW_ANY, refuse), allow],
+        "ioctl": [_load_argument(1), *chain(*injections), allow],
+        "socket": [_load_argument(0), *chain(*families), *netlink, unsupported],
+        "socketpair": [_load_argument(0), *_when(_JUMP_EQUAL, syscalls.AF_UNIX, allow), unsupported],
+    }
 
 
 def _load(offset: int) -> Instruction:

@@ -1,6 +1,9 @@
-"""Boxes as virtual machines: what every provider of them shares, whatever runs the machines."""
+"""Boxes as virtual machines: all that their providers share, whatever hypervisor runs the machines.
 
+A provider subclasses MachineProvider and names its hypervisor; nothing else here is for the outside.
+"""
+
+from skerry.providers.machine.plan import MachineConfig
 from skerry.providers.machine.provider import MachineProvider
-from skerry.providers.machine.settings import MachineConfig
 
 __all__ = ["MachineConfig", "MachineProvider"]

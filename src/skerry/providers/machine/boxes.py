@@ -1,84 +1,95 @@
-"""The folder of a box: what was intended and what came of it, written so that any process can find and end it."""
+"""Folder of a box: its intent, its disk and its marks, so that any process can find, judge and end it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import InvalidSpec, NotFound
-from skerry.host import folders, locks
-from skerry.spec import SandboxId, parse_id
-from skerry.vm.base import Drive
-from skerry.vm.folder import VmFolder
+from skerry.errors import NotFound, ProviderError
+from skerry.host import cgroup, folders, locks
+from skerry.model.spec import SandboxId
+from skerry.providers.base import BoxState, BoxStatus
+from skerry.vm.base import Drive, Hypervisor
+from skerry.vm.folder import VmFolder, read_note, write_note
+
+_log = logging.getLogger("skerry.providers")
 
 _META = "meta.json"
 _DISK = "disk.json"
-_WHOLE = "whole"
-_STOPPED = "stopped"
-_PAUSED = "paused"
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a box was meant to be, written before anything of it exists."""
+class Mark(StrEnum):
+    """Empty file in the folder of a box."""
+
+    WHOLE = "whole"
+    """Its limits held and its agent answered once, and it was not stopped since."""
+    STOPPED = "stopped"
+    """Its stop was asked for: its end is no accident, and its disk is kept for another start."""
+    PAUSED = "paused"
+    """Its pause was asked for; whether it is paused, its hypervisor knows."""
+
+
+class MachineMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """Intent of a box, written before anything of it exists."""
 
     created_at: float
     image: str
-    """The id of its image."""
+    """Id of its image."""
     asked: str
-    """The name that it asked for, which may mean another image by now."""
+    """Name that it asked for, which may mean another image by now."""
     writable_root: bool = False
     snapshot: str | None = None
-    """The snapshot that its disk begins as, and may lean on."""
+    """Snapshot that its disk begins as, and may lean on."""
     volume: str | None = None
-    """The volume that is its data: no other box may have it at the same time."""
+    """Volume that is its data: no other box may have it at the same time."""
     labels: dict[str, str] = {}
 
 
 class Disk(msgspec.Struct, frozen=True, kw_only=True):
-    """The box's own disk. What is below it is noted here, where no machine can change it."""
+    """Box's own disk, and the file below it: noted here, where no machine can change it."""
 
     drive: Drive
     below: str
-
-    @property
-    def base(self) -> Path:
-        return Path(self.below)
+    size: int = 1 << 44
+    """Size that was asked for; it is larger only if the file below is."""
 
 
-class Box:
-    """One box's folder. It belongs to us; the folder of the machine below it is partly the machine's."""
+class MachineBox:
+    """Folder of one box. It belongs to us; the folder of the machine below it is partly the machine's."""
 
     def __init__(self, state_dir: Path, id: SandboxId) -> None:
         self.id = id
         self.path = state_dir / id
         self.vm = VmFolder(self.path / "vm")
         self.template = VmFolder(self.path / "template")
-        """Where a template is made if this box is the first that wants it: whoever ends the box ends that too."""
+        """Folder of the template's machine, if this box is the first that needs it: who ends the box ends that too."""
 
     def make(self) -> None:
-        folders.make_new(self.path, f"a box {self.id}", mode=0o711)
+        folders.make_new(self.path, f"a box {self.id}")
 
     @contextlib.asynccontextmanager
     async def locked(self, timeout_s: float) -> AsyncIterator[bool]:
         """Hold the box against everybody else; False if there is no such box (any more)."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = locks.open_folder(self.path)
         except FileNotFoundError:
             yield False
             return
         try:
             await locks.wait_async(fd, timeout_s, f"box {self.id} is held by another process")
-            yield _is_same(fd, self.path)
+            yield locks.is_in_place(fd, self.path)
         finally:
             os.close(fd)
 
     @contextlib.asynccontextmanager
-    async def held(self, timeout_s: float) -> AsyncIterator[Meta]:
+    async def held(self, timeout_s: float) -> AsyncIterator[MachineMeta]:
         """Hold a box that is there, and has been made; raises NotFound."""
         async with self.locked(timeout_s) as exists:
             meta = self.read_meta() if exists else None
@@ -86,85 +97,71 @@ class Box:
                 raise NotFound(f"there is no box {self.id}")
             yield meta
 
-    def write_meta(self, meta: Meta) -> None:
-        self._write(_META, msgspec.json.encode(meta))
+    def write_meta(self, meta: MachineMeta) -> None:
+        write_note(self.path / _META, meta)
 
-    def read_meta(self) -> Meta | None:
-        """None if nothing (or half a file) is there."""
-        try:
-            return msgspec.json.decode((self.path / _META).read_bytes(), type=Meta)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return None
+    def read_meta(self) -> MachineMeta | None:
+        return read_note(self.path / _META, MachineMeta)
 
     def write_disk(self, disk: Disk) -> None:
-        """The disk is there, whole."""
-        self._write(_DISK, msgspec.json.encode(disk))
+        write_note(self.path / _DISK, disk)
 
     def read_disk(self) -> Disk | None:
-        try:
-            return msgspec.json.decode((self.path / _DISK).read_bytes(), type=Disk)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return None
+        return read_note(self.path / _DISK, Disk)
 
-    def _write(self, name: str, data: bytes) -> None:
-        draft = self.path / f"{name}.new"
-        draft.touch(mode=0o600)
-        draft.write_bytes(data)
-        draft.rename(self.path / name)
+    def has(self, mark: Mark) -> bool:
+        return (self.path / mark).exists()
 
-    @property
-    def is_whole(self) -> bool:
-        """All of it was there once, its limits held and its agent answered; and it was not stopped since."""
-        return (self.path / _WHOLE).exists()
-
-    def mark_whole(self, whole: bool = True) -> None:
-        self._mark(_WHOLE, whole)
-
-    @property
-    def is_stopped(self) -> bool:
-        """It was to be stopped: its end is no accident, and its disk is kept for another start."""
-        return (self.path / _STOPPED).exists()
-
-    def mark_stopped(self, stopped: bool = True) -> None:
-        self._mark(_STOPPED, stopped)
-
-    @property
-    def may_be_paused(self) -> bool:
-        """It was to be paused; whether it is, its hypervisor knows."""
-        return (self.path / _PAUSED).exists()
-
-    def mark_paused(self, paused: bool = True) -> None:
-        self._mark(_PAUSED, paused)
-
-    def _mark(self, name: str, there: bool) -> None:
+    def mark(self, mark: Mark, there: bool = True) -> None:
         if there:
-            (self.path / name).touch(mode=0o600)
+            (self.path / mark).touch(mode=0o600)
         else:
-            (self.path / name).unlink(missing_ok=True)
+            (self.path / mark).unlink(missing_ok=True)
+
+    def mark_whole(self) -> None:
+        self.mark(Mark.WHOLE)
 
     async def remove(self) -> None:
         await asyncio.to_thread(folders.remove, self.path)
 
 
-def all_boxes(state_dir: Path) -> list[Box]:
-    try:
-        names = os.listdir(state_dir)
-    except FileNotFoundError:
-        return []
-    found = []
-    for name in names:
-        with contextlib.suppress(InvalidSpec):
-            found.append(Box(state_dir, parse_id(name)))
-    return found
+def all_boxes(state_dir: Path) -> list[MachineBox]:
+    return [MachineBox(state_dir, id) for id in folders.ids_in(state_dir)]
 
 
-def all_metas(state_dir: Path) -> list[tuple[SandboxId, Meta]]:
+def all_metas(state_dir: Path) -> list[tuple[SandboxId, MachineMeta]]:
     return [(box.id, meta) for box in all_boxes(state_dir) if (meta := box.read_meta()) is not None]
 
 
-def _is_same(fd: int, path: Path) -> bool:
-    """Whether the folder at this path is still the one that was opened."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str, str]) -> BoxStatus | None:
+    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids."""
+    meta = box.read_meta()
+    if meta is None:
+        return BoxStatus(state=BoxState.REMAINS) if box.path.exists() else None
+    vm = box.vm.read()
+    groups = [] if vm is None or box.vm.is_running() else vm.groups
+    out_of_memory = bool(groups) and cgroup.ran_out_of_memory(map(Path, groups))
+    return BoxStatus(
+        state=BoxState.DEAD if out_of_memory else await _state_of(box, hypervisor),
+        created_at=meta.created_at,
+        labels=meta.labels,
+        out_of_memory=out_of_memory,
+        image=meta.image,
+        outdated=meta.snapshot is None and images.get(meta.asked, meta.image) != meta.image,
+    )
+
+
+async def _state_of(box: MachineBox, hypervisor: Hypervisor) -> BoxState:
+    if box.has(Mark.WHOLE) and box.vm.is_running():
+        try:
+            is_paused = box.has(Mark.PAUSED) and await hypervisor.is_paused(box.vm)
+        except ProviderError as error:
+            _log.debug("box %s counts as paused, its hypervisor does not say: %s", box.id, error)
+            is_paused = True
+        return BoxState.PAUSED if is_paused else BoxState.RUNNING
+    end = box.vm.read_end()
+    # its time was over or its kernel failed; one that was killed, or went down with the host, can be started
+    ended_by_itself = end is not None and end.signal is None
+    if box.has(Mark.STOPPED) or (box.has(Mark.WHOLE) and not ended_by_itself):
+        return BoxState.STOPPED
+    return BoxState.DEAD if box.has(Mark.WHOLE) else BoxState.REMAINS  # never made, or somebody is removing it

@@ -4,105 +4,126 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skerry.agent.stream import Stream
-from skerry.errors import AgentError, CallInterrupted, Conflict, ProviderError, Unsupported, WrongState
-from skerry.host import uids
+import msgspec
+
+from skerry.errors import (
+    AgentError,
+    AgentUnreachable,
+    CallInterrupted,
+    Conflict,
+    NotFound,
+    ProviderError,
+    Unsupported,
+    WrongState,
+)
+from skerry.host import sparse, uids
+from skerry.model.spec import Network, SandboxId, Spec
+from skerry.net.stream import Stream
 from skerry.providers.base import (
+    BoxChange,
     BoxStatus,
     Capability,
     Enforcement,
+    ImageVerbs,
     Isolation,
     Provider,
     Snapshot,
     Volume,
 )
-from skerry.providers.image_verbs import ImageVerbs
-from skerry.providers.machine import guest, logs, plan, states
-from skerry.providers.machine.boxes import Box, Disk, Meta, all_boxes
-from skerry.providers.machine.creation import Creator, coming_up
-from skerry.providers.machine.images import MachineImages
-from skerry.providers.machine.machinery import Machinery
-from skerry.providers.machine.reach import Reach
-from skerry.providers.machine.settings import MachineConfig
-from skerry.providers.machine.snapshots import Snapshots
-from skerry.providers.machine.sources import Sources
-from skerry.providers.machine.volumes import Volumes
-from skerry.spec import Network, SandboxId, Spec
-from skerry.vm import sparse
-from skerry.vm.base import Capabilities, Hypervisor
+from skerry.providers.machine import plan
+from skerry.providers.machine.boxes import Disk, MachineBox, MachineMeta, Mark, all_boxes, status_of
+from skerry.providers.machine.create import MachineCreator, coming_up
+from skerry.providers.machine.images import MachineImages, Sources
+from skerry.providers.machine.plan import MachineConfig
+from skerry.providers.machine.snapshots import DiskSnapshots
+from skerry.providers.machine.volumes import DiskVolumes
+from skerry.providers.shared import layout, loopback, polling, volume_plan
+from skerry.providers.shared.dialer import DIAL_S, FirstStreams
+from skerry.vm import console, guest, templates
+from skerry.vm.base import AGENT_PORT, Capabilities, Hypervisor
 from skerry.vm.folder import VmFolder
 from skerry.vm.images.kernels import KernelStore
 from skerry.vm.templates import TemplateStore
 
-_GRACE_S = 5.0
-"""How long the processes of a box that is stopped have to end."""
+_log = logging.getLogger("skerry.providers")
+
 _CONTROL_S = 5.0
 _HOLD_S = 30.0
 """How long somebody else may be at a box beyond the time that it takes to start one."""
+
+
+class _Agent(msgspec.Struct):
+    port: int
 
 
 class MachineProvider(ImageVerbs, Provider):
     """A subclass has a name and says which hypervisor runs its machines."""
 
     isolation = Isolation.VM
-    capabilities = frozenset(Capability) - {Capability.WATCH}
-    honours = frozenset({"image", "writable_root", "data", "snapshot"})
+    capabilities = frozenset(Capability)
+    honours = frozenset({"image", "writable_root", "admin", "data", "snapshot"})
+    needs_builder = True
     Config: ClassVar[type[MachineConfig]] = MachineConfig
 
     def __init__(self, config: MachineConfig | None = None) -> None:
         self._config = config or self.Config()
         self._defaults = self._config.limits(self.name)
-        self._data_size = self._config.size_of_data(self.name)
+        self._data_size = self._config.size(self.name, "data_size")
         self._timeout_s = self._config.start_timeout_s
         self._state_dir = self._config.state(self.name)
         cache = self._config.cache() / "vm"
-        self._sources = Sources(cache)
+        self._sources = Sources(cache, self._config.kernel_file())
         self._hypervisor = self.hypervisor(cache)
-        self._reach = Reach()
-        self._volumes = Volumes(self._state_dir)
-        self._snapshots = Snapshots(self._state_dir)
-        store = TemplateStore(cache) if self._config.template else None
-        self._machinery = Machinery(self._hypervisor, store, self._timeout_s, self.flavour)
-        self._creator = Creator(
-            self.name,
-            self._hypervisor,
-            self._machinery,
-            self._sources,
-            self._reach,
-            self._volumes,
-            self._snapshots,
+        self._first_streams = FirstStreams()
+        self._volumes = DiskVolumes(self._state_dir)
+        self._snapshots = DiskSnapshots(self._state_dir)
+        self._creator = MachineCreator(
+            provider=self.name,
+            hypervisor=self._hypervisor,
+            store=TemplateStore(cache) if self._config.template else None,
+            sources=self._sources,
+            first_streams=self._first_streams,
+            volumes=self._volumes,
+            snapshots=self._snapshots,
+            timeout_s=self._timeout_s,
+            flavour=self.flavour,
         )
 
     @cached_property
     def _images(self) -> MachineImages:
-        return MachineImages(self._config.cache() / "vm", self._state_dir)
-
-    # what a subclass says
+        return MachineImages(self._config.cache() / "vm", self._state_dir, self._config.kernel_file())
 
     @abstractmethod
     def hypervisor(self, cache: Path) -> Hypervisor:
-        """What runs the machines; what machines share is in `cache`."""
+        """Hypervisor that runs the machines; what they share is in `cache`."""
 
     @property
     def flavour(self) -> str:
-        """What of the settings makes a machine another than it would be: clones are of the same."""
+        """Settings that make templates differ, as a text."""
         return ""
 
     async def why_no_network(self) -> str | None:
-        """None where machines can have a network that leads out and not to the host."""
+        """Reason why machines can have no network that leads out and not to the host; None where they can."""
         return "it has none; leave network out"
 
     async def copy_disk(self, folder: VmFolder, disk: Disk, target: Path) -> None:
-        """A copy of a disk that nobody writes to now, as one raw file that leans on no other."""
-        await asyncio.to_thread(sparse.copy, folder.path / disk.drive.path, target)
-
-    # the five verbs
+        """Copy a disk that nobody writes to now into one raw file that leans on no other. Raises ProviderError."""
+        fd = folder.open_file(disk.drive.path)
+        if fd is None:
+            raise ProviderError(f"{folder.path / disk.drive.path} is not the disk that was made there: it is not read")
+        try:
+            await asyncio.to_thread(sparse.copy, Path(f"/proc/self/fd/{fd}"), target)
+        finally:
+            os.close(fd)
 
     async def check(self) -> None:
         await self._can()
@@ -112,21 +133,24 @@ class MachineProvider(ImageVerbs, Provider):
         return {
             "hypervisor": Enforcement(by=f"{self._hypervisor.name} {can.version}, {can.accelerator}"),
             **plan.enforcement(Spec(provider=self.name), self._defaults, can, has_own_uid=uids.are_available()),
+            "rules": Enforcement(by=loopback.BY_RULES),
             "image": await self._sources.told(),
         }
 
     async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
-        plan.refuse_what_is_never_honoured(self.name, spec)
+        plan.refuse_unsupported(self.name, spec)
         if spec.network == Network.BRIDGE and (reason := await self.why_no_network()) is not None:
             raise Unsupported("network", self.name, reason)
         can, limits = await self._can(), self._defaults.of(spec)
         held = plan.enforcement(spec, limits, can, has_own_uid=uids.are_available())
         if spec.snapshot is None:
-            held["image"] = (await self._sources.find(spec.image)).told()
+            source = await self._sources.find(spec.image)
+            layout.check_command(spec, source.image.command)
+            held["image"] = source.told()
         return held
 
-    async def create(self, id: SandboxId, spec: Spec) -> None:
-        plan.refuse_what_is_never_honoured(self.name, spec)
+    async def create(self, id: SandboxId, spec: Spec) -> Mapping[str, Enforcement]:
+        plan.refuse_unsupported(self.name, spec)
         box = self._box(id)
         box.make()  # at once: a destroy that comes after a cancelled create must find it
         try:
@@ -134,73 +158,88 @@ class MachineProvider(ImageVerbs, Provider):
                 if not exists:
                     raise ProviderError(f"box {id} was destroyed before it was made")
                 await self._creator.make(box, spec, self._defaults.of(spec), self._data_size)
+                said = plan.enforcement(spec, self._defaults.of(spec), await self._can(), has_own_uid=False)
+                return plan.read_back(said, box.vm.read())
         except Conflict:
             await self.destroy(id)  # nobody else would: a taken id is a conflict too, and that box is not ours
             raise
 
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
-        self._reach.forget(id)
+        self._first_streams.forget(id)
         box = self._box(id)
         volume = None
         async with box.locked(self._timeout_s + _HOLD_S) as exists:
             if exists:
-                meta = box.read_meta()
-                volume = None if meta is None else meta.volume
+                if (meta := box.read_meta()) is not None:
+                    volume = meta.volume
                 if volume is not None and not volumes:
-                    await self._shut_down(box, 0)
-                await self._machinery.clear(box.template)
-                await self._machinery.clear(box.vm)
+                    await self._shut_down(box)
+                await templates.clear(self._hypervisor, box.template)
+                await templates.clear(self._hypervisor, box.vm)
                 await box.remove()
         if volumes:
             self._volumes.drop_data_of(id, volume)
 
     async def discover(self) -> Mapping[SandboxId, BoxStatus]:
         images, boxes = self._sources.ids(), all_boxes(self._state_dir)
-        found = await asyncio.gather(*(states.status_of(box, self._hypervisor, images) for box in boxes))
+        found = await asyncio.gather(*(status_of(box, self._hypervisor, images) for box in boxes))
         return {box.id: status for box, status in zip(boxes, found, strict=True) if status is not None}
 
     async def dial(self, id: SandboxId) -> Stream:
-        return await self._reach.dial(self._box(id))
+        """Hand out the stream that the box was started through, if nobody has had it yet; else another."""
+        box = self._reachable(id)
+        return self._first_streams.take(id) or await box.vm.dial(AGENT_PORT, DIAL_S)
 
     async def aclose(self) -> None:
-        self._reach.close()
+        self._first_streams.close()
 
-    # the optional verbs
+    def holds(self, spec: Spec) -> int | None:
+        return self._defaults.of(spec).written + (self._data_size if volume_plan.has_data(spec) else 0)
 
     async def dial_as(self, id: SandboxId, user: str) -> Stream:
-        return await self._reach.as_user(self._box(id), user)
+        """Dial an agent of another user, which ends with the stream."""
+        box = self._reachable(id)
+        async with guest.control(box.vm, DIAL_S) as client:
+            agent = await client.call("agent_as", {"user": user}, type=_Agent)
+            return await box.vm.dial(agent.port, DIAL_S)
 
     async def stop(self, id: SandboxId) -> None:
         box = self._box(id)
-        self._reach.forget(id)
+        self._first_streams.forget(id)
         async with self._held(box):
-            box.mark_stopped()
-            await self._shut_down(box, _GRACE_S)
+            box.mark(Mark.STOPPED)
+            await self._shut_down(box)
             await self._hypervisor.kill(box.vm)
-            box.mark_whole(False)
+            box.mark(Mark.WHOLE, False)
 
     async def start(self, id: SandboxId, spec: Spec) -> None:
         box = self._box(id)
         async with self._held(box) as meta:
-            if box.is_whole and box.vm.is_running():
+            if box.has(Mark.WHOLE) and box.vm.is_running():
                 raise WrongState(f"box {id} runs")
-            box.mark_stopped()
-            box.mark_whole(False)
-            box.mark_paused(False)
+            box.mark(Mark.STOPPED)
+            box.mark(Mark.WHOLE, False)
+            box.mark(Mark.PAUSED, False)
             await self._hypervisor.kill(box.vm)
             try:
                 async with coming_up(box, self._timeout_s):
                     await self._creator.start(box, meta, spec, self._defaults.of(spec))
             except BaseException:
-                await self._machinery.clear(box.template)
+                await templates.clear(self._hypervisor, box.template)
                 await self._hypervisor.kill(box.vm)
                 raise
-            box.mark_stopped(False)
+            box.mark(Mark.STOPPED, False)
 
-    async def pause(self, id: SandboxId) -> None:
+    @contextlib.asynccontextmanager
+    async def _held_running(self, id: SandboxId) -> AsyncIterator[MachineBox]:
         box = self._box(id)
         async with self._held(box):
-            self._refuse_ended(box)
+            if not box.vm.is_running():
+                raise WrongState(f"the machine of box {id} does not run")
+            yield box
+
+    async def pause(self, id: SandboxId) -> None:
+        async with self._held_running(id) as box:
             if not await self._hypervisor.is_paused(box.vm):
                 try:
                     await self._pause(box)
@@ -209,10 +248,11 @@ class MachineProvider(ImageVerbs, Provider):
                     raise
 
     async def resume(self, id: SandboxId) -> None:
-        box = self._box(id)
-        async with self._held(box):
-            self._refuse_ended(box)
+        async with self._held_running(id) as box:
             await self._resume(box)
+
+    def watch(self) -> AsyncIterator[BoxChange]:
+        return polling.watch(self.discover)
 
     async def snapshot(self, id: SandboxId, name: str) -> Snapshot:
         box = self._box(id)
@@ -241,64 +281,74 @@ class MachineProvider(ImageVerbs, Provider):
 
     @property
     def kernels(self) -> KernelStore:
-        """What the machines boot."""
+        """Kernels that the machines boot."""
         return self._images.store.kernels
 
-    def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
-        return logs.of_box(self._box(id), follow=follow, tail=tail)
-
-    # how they are done
+    async def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
+        async for chunk in console.read(self._existing(id).vm, follow=follow, tail=tail):
+            yield chunk
 
     async def _can(self) -> Capabilities:
         await self._sources.find_kernel()
         return await self._hypervisor.probe()
 
-    def _box(self, id: SandboxId) -> Box:
-        return Box(self._state_dir, id)
+    def _box(self, id: SandboxId) -> MachineBox:
+        return MachineBox(self._state_dir, id)
 
-    def _held(self, box: Box) -> contextlib.AbstractAsyncContextManager[Meta]:
+    def _held(self, box: MachineBox) -> contextlib.AbstractAsyncContextManager[MachineMeta]:
         return box.held(self._timeout_s + _HOLD_S)
 
-    def _refuse_ended(self, box: Box) -> None:
-        if not box.vm.is_running():
-            raise WrongState(f"the machine of box {box.id} does not run")
+    def _existing(self, id: SandboxId) -> MachineBox:
+        box = self._box(id)
+        if not box.path.is_dir():
+            raise NotFound(f"there is no box {id}")
+        return box
 
-    async def _shut_down(self, box: Box, grace_s: float) -> None:
-        """Let it write out what outlives it. What does not listen is ended all the same, by the caller."""
-        if not box.is_whole or not box.vm.is_running():
+    def _reachable(self, id: SandboxId) -> MachineBox:
+        box = self._existing(id)
+        if not box.vm.is_running():
+            raise AgentUnreachable("the machine does not run: start it first, or destroy it")
+        return box
+
+    async def _shut_down(self, box: MachineBox) -> None:
+        """Let it write out its data. One that does not listen is killed all the same, by the caller."""
+        if not box.has(Mark.WHOLE) or not box.vm.is_running():
             return
         try:
             await self._resume(box)
-            async with guest.control(box.vm, _CONTROL_S) as client:
-                await client.call("shutdown", {"grace_s": grace_s}, type=dict[str, Any])
+            await guest.call(box.vm, _CONTROL_S, "shutdown", {"grace_s": 0})
         except CallInterrupted:
             """It has ended before it could answer."""
-        except (AgentError, ProviderError):
+        except (AgentError, ProviderError) as error:
+            _log.debug("box %s does not shut down, and is killed: %s", box.id, error)
             return
-        await box.vm.wait(grace_s + _CONTROL_S)
+        await box.vm.wait(_CONTROL_S)
 
-    async def _pause(self, box: Box) -> None:
-        """Once its files are written out. A guest that does not listen is paused all the same."""
-        box.mark_paused()
-        with contextlib.suppress(AgentError):
-            async with guest.control(box.vm, _CONTROL_S) as client:
-                await client.call("freeze", type=dict[str, Any])
+    async def _pause(self, box: MachineBox) -> None:
+        """Pause it once its files are written out. A guest that does not listen is paused all the same."""
+        box.mark(Mark.PAUSED)
+        try:
+            await guest.call(box.vm, _CONTROL_S, "freeze")
+        except AgentError as error:
+            _log.warning("box %s is paused without its files written out: %s", box.id, error)
         await self._hypervisor.pause(box.vm)
 
-    async def _resume(self, box: Box) -> None:
-        if not box.may_be_paused:
+    async def _resume(self, box: MachineBox) -> None:
+        if not box.has(Mark.PAUSED):
             return
         await self._hypervisor.resume(box.vm)
-        with contextlib.suppress(AgentError):
+        try:
             async with guest.control(box.vm, _CONTROL_S) as client:
                 await client.call("thaw", type=dict[str, Any])
-                await guest.sync_clock(client)
-        box.mark_paused(False)
+                await client.call("sync_clock", {"time": time.time()}, type=dict[str, Any])
+        except AgentError as error:
+            _log.warning("box %s goes on without its clock set: %s", box.id, error)
+        box.mark(Mark.PAUSED, False)
 
     @contextlib.asynccontextmanager
-    async def _still(self, box: Box) -> AsyncIterator[None]:
-        """While nothing is written to its disk, and all that was is on it."""
-        if not box.vm.is_running() or (box.may_be_paused and await self._hypervisor.is_paused(box.vm)):
+    async def _still(self, box: MachineBox) -> AsyncIterator[None]:
+        """Hold its disk still, with all that was written on it."""
+        if not box.vm.is_running() or (box.has(Mark.PAUSED) and await self._hypervisor.is_paused(box.vm)):
             yield
             return
         try:

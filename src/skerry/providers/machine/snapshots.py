@@ -1,4 +1,4 @@
-"""Snapshots: the disks of boxes as they once were, each a file that leans on nothing else."""
+"""Snapshots: copies of the disks of boxes, each a file that leans on nothing else."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import Conflict, NotFound, ProviderError
+from skerry.host import sparse
 from skerry.providers.base import Snapshot
 from skerry.providers.machine import boxes
-from skerry.providers.machine.boxes import Box, Meta
-from skerry.vm import sparse
-from skerry.vm.images.shelf import Shelf
+from skerry.providers.machine.boxes import MachineBox, MachineMeta
+from skerry.vm.images.artifact_cache import ArtifactCache
 
 Copy = Callable[[Path], Awaitable[None]]
-"""Puts a copy of a box's disk to that path."""
+"""Copies a box's disk to that path."""
 
 _ABOUT = "snapshot.json"
 _DISK = "disk.raw"
@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot, and what a box of it has to be made with."""
+    """Snapshot, and the facts that a box of it is made with."""
 
     name: str
     sandbox: str
@@ -45,17 +45,19 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Snapshots:
+class DiskSnapshots:
+    """Snapshots of a state folder."""
+
     def __init__(self, state_dir: Path) -> None:
         self._boxes = state_dir
-        self._shelf = Shelf(state_dir / "snapshots")
-        self._folder = self._shelf.folder
+        self._cache = ArtifactCache(state_dir / "snapshots")
+        self._folder = self._cache.folder
 
-    async def take(self, box: Box, meta: Meta, name: str, copy: Copy) -> Snapshot:
-        """Raises Conflict if the name is taken. It is there whole, or not at all."""
+    async def take(self, box: MachineBox, meta: MachineMeta, name: str, copy: Copy) -> Snapshot:
+        """Take one, whole or not at all. Raises Conflict if the name is taken, and ProviderError."""
         self.refuse_taken(name)
         try:
-            with self._shelf.aside() as parent:
+            with self._cache.aside() as parent:
                 aside = parent / name
                 aside.mkdir(mode=0o700)
                 await copy(aside / _DISK)
@@ -78,7 +80,7 @@ class Snapshots:
             raise NotFound(f"no snapshot is called {name!r}") from None
 
     async def disk(self, taken: Taken) -> Path:
-        """Raises unless it holds what was put there."""
+        """Path of its disk. Raises ProviderError if it is damaged."""
         disk = self._folder / taken.name / _DISK
         try:
             found = await asyncio.to_thread(checksum, disk)
@@ -97,16 +99,17 @@ class Snapshots:
         return found
 
     def remove(self, name: str) -> None:
+        """Raises NotFound, and Conflict while a box is made of it."""
         self.get(name)
         for id, meta in boxes.all_metas(self._boxes):
             if meta.snapshot == name:
                 raise Conflict(f"snapshot {name!r} is what sandbox {id} was made of: end that first")
-        with self._shelf.aside() as aside:
+        with self._cache.aside() as aside:
             (self._folder / name).rename(aside / name)  # gone at once, whatever becomes of the rest
 
 
-def _note(folder: Path, box: Box, meta: Meta) -> Taken:
-    """Write beside a disk what it is."""
+def _note(folder: Path, box: MachineBox, meta: MachineMeta) -> Taken:
+    """Write the note beside a disk."""
     disk = folder / _DISK
     taken = Taken(
         name=folder.name,
@@ -124,7 +127,7 @@ def _note(folder: Path, box: Box, meta: Meta) -> Taken:
 
 
 def checksum(path: Path) -> str:
-    """Of all that a file holds; a hole counts as nothing, so that an empty disk is read in no time."""
+    """Digest of a file's data; holes are passed over, so that an empty disk is read in no time."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         digest.update(b"%d\0" % os.fstat(file.fileno()).st_size)
@@ -135,7 +138,7 @@ def checksum(path: Path) -> str:
 
 
 def _pieces(fd: int) -> Iterator[tuple[int, bytes]]:
-    """What is in a file, at places that do not depend on where its holes are."""
+    """Yield a file's data, at places that do not depend on its holes."""
     last = -1
     for start, end in sparse.extents(fd):
         for at in range(start - start % _CHUNK, end, _CHUNK):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,24 +11,25 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import Conflict, NotFound
+from skerry.host import folders, sparse
+from skerry.model.spec import SandboxId
 from skerry.providers.base import Volume
 from skerry.providers.machine import boxes
-from skerry.providers.volume_plan import Wanted, as_volume
-from skerry.spec import SandboxId
-from skerry.vm import sparse
+from skerry.providers.shared.volume_plan import Wanted, as_volume
+from skerry.vm.folder import locked_file, read_note, write_note
 
 _LOCK = ".lock"
 _ABOUT = ".json"
 _DISK = ".ext4"
 
 
-class _About(msgspec.Struct, frozen=True, kw_only=True):
+class _VolumeNote(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     labels: dict[str, str]
 
 
-class Volumes:
-    """Each is a disk and, beside it, what it is; no one but a guest ever looks into one."""
+class DiskVolumes:
+    """Volumes of a state folder: each is a disk and a note beside it; only a guest ever looks into one."""
 
     def __init__(self, state_dir: Path) -> None:
         self._boxes = state_dir
@@ -38,7 +37,7 @@ class Volumes:
 
     @contextlib.contextmanager
     def claiming(self, name: str | None, id: SandboxId) -> Iterator[None]:
-        """Between the look who has it and the note that this box has. Raises Conflict if another has."""
+        """Hold the volume while its user is noted. Raises Conflict if another box has it."""
         if name is None:
             yield
             return
@@ -49,10 +48,12 @@ class Volumes:
             yield
 
     async def make(self, wanted: Wanted, blank: Path) -> Path:
-        """Its disk, which begins as `blank` if there is none yet."""
+        """Path of its disk, which begins as `blank` if there is none yet."""
         disk = self._folder / f"{wanted.name}{_DISK}"
         if not disk.exists():
-            self._write(wanted)
+            about = _VolumeNote(created_at=time.time(), labels=wanted.labels)
+            folders.make(self._folder)
+            write_note(self._folder / f"{wanted.name}{_ABOUT}", about)
             aside = disk.with_suffix(".new")
             aside.unlink(missing_ok=True)
             await asyncio.to_thread(sparse.copy, blank, aside)
@@ -68,6 +69,7 @@ class Volumes:
         ]
 
     def remove(self, name: str) -> None:
+        """Raises NotFound, and Conflict while a box has it."""
         with self._locked():
             if name not in dict(self._abouts()):
                 raise NotFound(f"volume {name!r} is not one of skerry's")
@@ -76,9 +78,11 @@ class Volumes:
             self._unlink(name)
 
     def drop_data_of(self, id: SandboxId, name: str | None) -> None:
-        """The data of a box that is gone: by the name that it had, else by its label. Quiet if there is none."""
+        """Remove the data of a box that is gone, by its name, else by its label. Quiet if there is none."""
         with self._locked():
-            names = [name] if name else [each for each, about in self._abouts() if _is_data_of(about, id)]
+            names = (
+                [name] if name else [each for each, about in self._abouts() if about.labels.get("skerry.sandbox") == id]
+            )
             for each in names:
                 if each not in self._users():
                     self._unlink(each)
@@ -90,36 +94,18 @@ class Volumes:
     def _users(self) -> dict[str, SandboxId]:
         return {meta.volume: id for id, meta in boxes.all_metas(self._boxes) if meta.volume is not None}
 
-    def _abouts(self) -> Iterator[tuple[str, _About]]:
+    def _abouts(self) -> Iterator[tuple[str, _VolumeNote]]:
         for path in sorted(self._folder.glob(f"*{_ABOUT}")):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                yield path.name.removesuffix(_ABOUT), msgspec.json.decode(path.read_bytes(), type=_About)
-
-    def _write(self, wanted: Wanted) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = self._folder / f"{wanted.name}{_ABOUT}"
-        draft = about.with_suffix(".about")
-        draft.write_bytes(msgspec.json.encode(_About(created_at=time.time(), labels=wanted.labels)))
-        draft.rename(about)
+            if (about := read_note(path, _VolumeNote)) is not None:
+                yield path.name.removesuffix(_ABOUT), about
 
     def _size(self, name: str) -> int:
-        """What it takes of the host's disk."""
+        """Room that it takes on the host's disk."""
         try:
             return (self._folder / f"{name}{_DISK}").stat().st_blocks * 512
         except FileNotFoundError:
             return 0
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Held for some file operations only, so nobody waits long."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
-
-
-def _is_data_of(about: _About, id: SandboxId) -> bool:
-    return about.labels.get("skerry.sandbox") == id
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        folders.make(self._folder)
+        return locked_file(self._folder / _LOCK)

@@ -1,10 +1,11 @@
-"""The provider for tests: sandboxes in memory, with virtual time, programs of your own, and faults on demand."""
+"""The provider for tests: sandboxes of coroutines and temporary folders, virtual time, programs of your own, faults.
+
+The agent is the real one (`skerry.agent.guest`), run in this process by `agent.py`. Import from here only.
+"""
 
 from skerry.providers.mock.clock import Clock
-from skerry.providers.mock.context import Connection, Context, Listener
-from skerry.providers.mock.faults import Faults
-from skerry.providers.mock.host import Host
-from skerry.providers.mock.kernel import Program
+from skerry.providers.mock.host import Faults, Host
+from skerry.providers.mock.process import Connection, Context, Listener, Program
 from skerry.providers.mock.provider import Mock
 
 __all__ = ["Clock", "Connection", "Context", "Faults", "Host", "Listener", "Mock", "Program"]

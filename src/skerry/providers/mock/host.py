@@ -1,134 +1,111 @@
-"""What a mock provider works on: the boxes, programs and time of one imaginary host."""
+"""An imaginary host: its boxes, programs and time, and what can go wrong with them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable
 
-from skerry.errors import AgentUnreachable, NotFound, WrongState
-from skerry.providers.base import BoxChange, BoxState, BoxStatus, Snapshot
-from skerry.providers.mock import file_programs, programs, text_programs
-from skerry.providers.mock.agent import HOME, Agent, uid_of
+from skerry.errors import AgentUnreachable, CreateFailed, NotFound, SkerryError, WrongState
+from skerry.model.spec import SandboxId, Spec
+from skerry.net.stream import FdStream
+from skerry.providers.base import BoxChange, BoxState, BoxStatus, Snapshot, Volume
+from skerry.providers.mock.agent import HOME, BoxAgent, uid_of
 from skerry.providers.mock.clock import Clock
-from skerry.providers.mock.filesystem import FileSystem
-from skerry.providers.mock.handles import DEVICES
-from skerry.providers.mock.kernel import PROGRAM_MARK, Machine, Program
-from skerry.providers.mock.stream import MemoryStream
-from skerry.providers.mock.volumes import Volumes
-from skerry.spec import SandboxId, Spec
+from skerry.providers.mock.files import ROOT, Files
+from skerry.providers.mock.process import Program
+from skerry.providers.mock.programs import PROGRAMS
+
+_MEMORY = "/dev/shm"
 
 
 class Box:
-    """One box: its files outlive its machine, as a disk outlives a boot."""
+    """One box: its files outlive its agent, as a disk outlives a boot."""
 
-    def __init__(self, host: Host, id: SandboxId, spec: Spec, files: FileSystem | None = None) -> None:
-        self.host = host
-        self.id = id
-        self.spec = spec
-        self.files = files or new_files(host, spec)
-        host.volumes.mount(self.files, id, spec, uid_of(spec.user), host.clock.now)
+    def __init__(self, host: Host, id: SandboxId, spec: Spec, snapshot: str | None) -> None:
+        self.host, self.id, self.spec = host, id, spec
+        self.folder = host.new_folder("box")
+        if snapshot is not None:
+            shutil.copytree(snapshot, self.folder, symlinks=True, dirs_exist_ok=True)
+        self.files = Files(self.folder + ROOT, uid=uid_of(spec.user), capacity=spec.disk)
+        for path in (HOME, spec.cwd or HOME, "/tmp", "/dev"):
+            self.files.give(path)
         self.created_at = host.clock.now
         self.image = host.image_id(spec)
-        self.log = bytearray()
+        self.log = b""
         """What the box itself said."""
-        self._state = BoxState.DEAD
-        self.machine: Machine | None = None
-        self.agent: Agent | None = None
-        self.hangs = False
-        self.garbage = False
+        self.agent: BoxAgent | None = None
+        self.hangs = self.speaks_garbage = False
         self.boot_s = 0.0
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.state = BoxState.DEAD
+        self._streams: list[FdStream] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def state(self) -> BoxState:
-        return self._state
-
-    @state.setter
-    def state(self, state: BoxState) -> None:
-        self._state = state
+    def enter(self, state: BoxState) -> None:
+        self.state = state
         self.log += f"mock: {state}\n".encode()
-        self.host.tell(self.id)
+        self.host.notify(self.id)
 
     def status(self) -> BoxStatus:
+        is_outdated, labels = self.image != self.host.image_id(self.spec), dict(self.spec.labels)
         return BoxStatus(
-            state=self.state,
-            created_at=self.created_at,
-            labels=dict(self.spec.labels),
-            image=self.image,
-            outdated=self.image != self.host.image_id(self.spec),
+            state=self.state, created_at=self.created_at, labels=labels, image=self.image, outdated=is_outdated
         )
 
     def boot(self) -> None:
-        host, spec = self.host, self.spec
-        machine = Machine(host.clock, self.files, host.programs, max_pids=spec.pids, memory=spec.memory)
-        self.machine = machine
-        self.loop = asyncio.get_running_loop()
-        self.agent = Agent(machine, spec, self.halt)
-        self.state = BoxState.RUNNING
+        self._loop = asyncio.get_running_loop()
+        self.agent = BoxAgent(self)
+        self.enter(BoxState.RUNNING)
 
-    def do(self, action: Callable[[Box], None]) -> None:
+    def do(self, action: Callable[[Box], object]) -> None:
         """Act on the box from anywhere: in the loop that it lives in, which the sync interface has in a thread."""
-        loop = self.loop
-        if loop is None or not loop.is_running() or _is_running_here(loop):
-            action(self)
-            return
 
         async def act() -> None:
             action(self)
 
-        asyncio.run_coroutine_threadsafe(act(), loop).result(timeout=10)
+        if self._loop is None or not self._loop.is_running() or asyncio._get_running_loop() is self._loop:
+            action(self)
+        else:
+            asyncio.run_coroutine_threadsafe(act(), self._loop).result(timeout=10)
 
-    def halt(self, state: BoxState = BoxState.DEAD) -> None:
-        """Switch off: every process dies, every stream ends, the files stay."""
-        machine, agent = self.machine, self.agent
-        self.machine = self.agent = None
-        self.state = state
-        if machine is not None:
-            machine.halt()
-        if agent is not None:
-            for channel in list(agent.channels):
-                channel.close()
+    def halt(self, state: BoxState = BoxState.DEAD) -> list[asyncio.Task[int]]:
+        """Switch off: every process dies (gives their tasks), every stream ends, the files stay."""
+        agent, self.agent = self.agent, None
+        self.enter(state)
+        return [] if agent is None else agent.halt()
 
     async def stop(self, state: BoxState = BoxState.STOPPED) -> None:
-        machine = self.machine
-        tasks = machine.tasks() if machine is not None else []
-        self.halt(state)
-        if tasks:
+        if tasks := self.halt(state):
             await asyncio.wait(tasks, timeout=5)
 
-    def dial(self) -> MemoryStream:
+    def cut(self) -> None:
+        """Break every stream, for both sides at once."""
+        for stream in self._streams:
+            stream.close()
+
+    def die(self) -> None:
+        self.halt()
+        self.cut()
+
+    def lose_agent(self) -> None:
+        self.running().halt()
+        self.agent = None
+        self.cut()
+
+    def dial(self) -> FdStream:
         if self.agent is None:
             raise AgentUnreachable(f"box {self.id} is {self.state}: nothing runs in it")
-        near, far = MemoryStream.pair(self.host.clock.traffic)
-        self.agent.serve(far, garbage=self.garbage, hangs=self.hangs)
-        return near
+        fd = self.agent.dial()
+        self._streams = [*(each for each in self._streams if each.is_open), FdStream(fd, fd)]
+        return self._streams[-1]
 
-    def pause(self) -> None:
-        machine, agent = self._running()
-        machine.pause()
-        self.state = BoxState.PAUSED
-        for channel in agent.channels:
-            channel.freeze()
-
-    def resume(self) -> None:
-        machine, agent = self._running()
-        machine.resume()
-        self.state = BoxState.RUNNING
-        for channel in list(agent.channels):
-            channel.thaw()
-
-    def _running(self) -> tuple[Machine, Agent]:
-        if self.machine is None or self.agent is None:
+    def running(self) -> BoxAgent:
+        if self.agent is None:
             raise WrongState(f"box {self.id} is {self.state}")
-        return self.machine, self.agent
-
-
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+        return self.agent
 
 
 class Host:
@@ -139,21 +116,27 @@ class Host:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.boxes: dict[SandboxId, Box] = {}
-        self.programs: dict[str, Program] = {**programs.program, **file_programs.program, **text_programs.program}
-        self.snapshots: dict[str, tuple[Snapshot, FileSystem]] = {}
-        self.volumes = Volumes()
+        self.programs: dict[str, Program] = dict(PROGRAMS)
+        self.snapshots: dict[str, tuple[Snapshot, str]] = {}
+        self.volumes: dict[str, tuple[Volume, str]] = {}
         self.images: dict[str, str] = {}
         """The id that the name of an image means by now, if it is another than at first: a test moves it."""
         self.watchers: set[asyncio.Queue[BoxChange | None]] = set()
-        """Told of every change of a box; None is the end of the provider's answers."""
-        self.next_creates: list[Callable[[Box], None]] = []
+        """Notified of every change of a box; None is the end of the provider's answers."""
+        self.next_creates: list[Callable[[Box], object]] = []
         """Faults, one for each create to come."""
+        self._folder = tempfile.mkdtemp(prefix="skerry-mock-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def new_folder(self, prefix: str) -> str:
+        """A folder of its own, gone at the latest with this program."""
+        return tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder)
 
     def image_id(self, spec: Spec) -> str:
         name = spec.snapshot or spec.image or "none"
         return self.images.get(name, f"{name}:1")
 
-    def tell(self, id: SandboxId) -> None:
+    def notify(self, id: SandboxId) -> None:
         """Tell all who watch how a box is now."""
         box = self.boxes.get(id)
         for watcher in self.watchers:
@@ -165,25 +148,73 @@ class Host:
         return self.boxes[id]
 
 
-def new_files(host: Host, spec: Spec) -> FileSystem:
-    """The files of a fresh box. What the system itself takes does not count against `disk`."""
-    files = FileSystem(lambda: host.clock.now)
-    uid = uid_of(spec.user)
-    for path in ("/usr/bin", "/etc", "/home", "/dev"):
-        files.make_dir(path.encode(), parents=True)
-    files.make_dir(HOME.encode())
-    files.chown(HOME.encode(), uid, uid)
-    files.make_dir(b"/tmp", mode=0o1777)
-    files.symlink(b"/bin", b"usr/bin")
-    for device in [*DEVICES, b"stdin", b"stdout", b"stderr", b"tty"]:
-        files.device(b"/dev/" + device, device)
-    files.replace(b"/etc/passwd", f"root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::{HOME}:/bin/sh\n".encode())
-    files.replace(b"/etc/hostname", b"skerry\n")
-    for name in host.programs:
-        files.replace(b"/usr/bin/" + os.fsencode(name), PROGRAM_MARK + name.encode(), mode=0o755)
-    if spec.cwd is not None and not files.exists(os.fsencode(spec.cwd)):
-        files.make_dir(os.fsencode(spec.cwd), parents=True)
-        files.chown(os.fsencode(spec.cwd), uid, uid)
-    files.used = 0
-    files.capacity = spec.disk or files.capacity
-    return files
+class Faults:
+    """Breaks boxes for tests of whatever manages them.
+
+    With an `id` a living box breaks now. Without, the fault waits for a create: each call is for one create, and
+    `times` makes it several; the first fault given is the first to strike.
+
+        mock.faults.fail_create(CreateFailed("no room"))
+        mock.faults.slow_boot(90)                  # longer than the provider waits: the create fails
+        mock.faults.lost_box(sandbox.id)           # the host forgets it
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def slow_boot(self, seconds: float, *, times: int = 1) -> None:
+        """The next create takes so long, on the virtual clock."""
+        self._strike(lambda box: setattr(box, "boot_s", seconds), None, times)
+
+    def fail_create(self, error: SkerryError | None = None, *, times: int = 1) -> None:
+        """The next create raises, and leaves half a box behind for the caller to destroy."""
+        failure = error or CreateFailed("the mock was told to fail", log="mock: fail_create")
+
+        def fail(box: Box) -> None:
+            raise failure
+
+        self._strike(fail, None, times)
+
+    def dead_agent(self, id: SandboxId | None = None, *, times: int = 1) -> None:
+        """The box runs but its agent is gone: streams end, nothing can be dialled. A create waits, then fails."""
+        if id is None:
+            self.slow_boot(float("inf"), times=times)
+        else:
+            self._strike(Box.lose_agent, id, times)
+
+    def hang(self, id: SandboxId | None = None, *, times: int = 1) -> None:
+        """The agent takes streams and answers nothing more."""
+        self._strike(lambda box: setattr(box, "hangs", True), id, times)
+
+    def garbage_frames(self, id: SandboxId | None = None, *, times: int = 1) -> None:
+        """The agent greets and then answers with what is no frame."""
+        self._strike(lambda box: setattr(box, "speaks_garbage", True), id, times)
+
+    def full_disk(self, id: SandboxId | None = None, *, times: int = 1) -> None:
+        """No byte more fits on the box's disk."""
+        self._strike(lambda box: box.files.fill(), id, times)
+
+    def lost_box(self, id: SandboxId) -> None:
+        """The box is gone, as if another had removed it."""
+        self.dead_box(id)
+        del self._host.boxes[id]
+        self._host.notify(id)
+
+    def dead_box(self, id: SandboxId) -> None:
+        """Everything in the box died; what is left of it can be found."""
+        self._strike(Box.die, id, 1)
+
+    def drop_stream(self, id: SandboxId) -> None:
+        """Every stream to the box breaks once; it can be dialled again."""
+        self._strike(Box.cut, id, 1)
+
+    def end_watch(self) -> None:
+        """Whoever watches the host hears no more of it, and has to begin again."""
+        for watcher in self._host.watchers:
+            watcher.put_nowait(None)
+
+    def _strike(self, fault: Callable[[Box], object], id: SandboxId | None, times: int) -> None:
+        if id is None:
+            self._host.next_creates += [fault] * times
+        else:
+            self._host.box(id).do(fault)

@@ -1,4 +1,4 @@
-"""What is known of projects and their boxes, in files that are written before what they tell of is made.
+"""Notes of projects and their boxes, in files that are written before the things themselves are made.
 
 boxes/<id>.json          which project a box is of, and what it is to be
 <key>/project.json       the project's name; the key is short, since a socket's path ends at 107 bytes
@@ -12,30 +12,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from skerry import clock
+from skerry.clock import End, Moment
 from skerry.errors import InvalidSpec, NotFound
 from skerry.host import folders, locks
+from skerry.model.spec import SandboxId, parse_id
 from skerry.providers.base import Snapshot, Volume
-from skerry.spec import SandboxId, parse_id
-
-T = TypeVar("T")
+from skerry.vm.folder import read_note, write_note
 
 
-class Box(msgspec.Struct, frozen=True, kw_only=True):
-    """What is noted of a box."""
+class BoxNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Note of a box."""
 
     project: str
     created_at: float
     labels: dict[str, str] = {}
     image: str = ""
-    """The name that it asked for."""
-    ends_at: float | None = None
+    """Name that it asked for."""
+    end: End | None = None
     """When its time is over; None: nobody knows."""
     is_whole: bool = False
     """It was made, and its agent has answered."""
@@ -46,7 +47,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine's disk has that cannot be had again, as far as it is known while the machine is off."""
+    """Contents of a machine's disk that cannot be had again, as far as they are known while the machine is off."""
 
     volumes: tuple[Volume, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
@@ -61,7 +62,7 @@ class Holdings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Project:
-    """The files of one project."""
+    """Files of one project."""
 
     def __init__(self, state_dir: Path, name: str) -> None:
         self.name = name
@@ -73,20 +74,21 @@ class Project:
         self._idle = self.folder / "idle"
 
     def make(self) -> None:
-        self.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        _write(self.folder / "project.json", {"project": self.name})
+        folders.make(self.folder)
+        write_note(self.folder / "project.json", {"project": self.name})
 
     @asynccontextmanager
     async def locked(self, timeout_s: float) -> AsyncIterator[None]:
-        """Keep all others from its machine; they may be starting it, which takes long."""
-        self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        """Hold its machine against all others, who may be starting it, which takes long."""
+        folders.make(self._lock.parent)
+        fd = os.open(self._lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with open(fd, "rb"):
             held = f"another process has been at the machine of {self.name} for {timeout_s:g} s"
             await locks.wait_async(fd, timeout_s, held)
-            yield
-        finally:
-            os.close(fd)
+            try:
+                yield
+            finally:
+                locks.release(fd)  # `look` takes whoever has it for somebody at work, and leaves what is left as it is
 
     @property
     def is_up(self) -> bool:
@@ -94,41 +96,47 @@ class Project:
 
     @property
     def up_at(self) -> int:
-        """Another for each time that its machine was started."""
+        """Number that differs for each start of its machine."""
         try:
             return self._up.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
-    def mark_up(self, is_up: bool) -> None:
-        _mark(self._up, is_up)
+    @property
+    def has_network(self) -> bool:
+        """Whether its machine was started with a network card, if it is up."""
+        return read_note(self._up, bool) or False
+
+    def mark_up(self, is_up: bool, *, network: bool = False) -> None:
+        if is_up:
+            write_note(self._up, network)
+        else:
+            self._up.unlink(missing_ok=True)
 
     @property
-    def idle_since(self) -> float | None:
-        """When its machine was told that nobody needs it."""
-        try:
-            return self._idle.stat().st_mtime
-        except FileNotFoundError:
-            return None
+    def is_idle(self) -> bool:
+        """Its machine was told that nobody needs it."""
+        return self._idle.exists()
+
+    @property
+    def idle_s(self) -> float:
+        """Time since then, as far as is known."""
+        since = read_note(self._idle, Moment)
+        return (since.age_s(clock.now()) if since is not None else None) or 0.0
 
     def mark_idle(self, is_idle: bool) -> None:
-        _mark(self._idle, is_idle)
+        if is_idle:
+            write_note(self._idle, clock.now())
+        else:
+            self._idle.unlink(missing_ok=True)
 
     @property
     def holdings(self) -> Holdings:
-        return _read(self.folder / "holdings.json", Holdings) or Holdings()
+        return read_note(self.folder / "holdings.json", Holdings) or Holdings()
 
     def hold(self, **changes: Any) -> None:
-        """Note what it has; only for who holds the lock."""
-        _write(self.folder / "holdings.json", msgspec.structs.replace(self.holdings, **changes))
-
-    def hold_volumes(self, volumes: Iterable[Volume]) -> None:
-        """Some that are about to be made."""
-        held = self.holdings
-        names = {volume.name for volume in held.volumes}
-        new = tuple(volume for volume in volumes if volume.name not in names)
-        if new:
-            self.hold(volumes=(*held.volumes, *new))
+        """Change the note of its holdings; only for who holds the lock."""
+        write_note(self.folder / "holdings.json", msgspec.structs.replace(self.holdings, **changes))
 
     def empty(self) -> None:
         """Remove its machine, disk and all."""
@@ -136,7 +144,7 @@ class Project:
         self.hold(doomed=())
 
     def remove(self) -> None:
-        """All of it; what is noted of its name goes last."""
+        """Remove all of it; the note of its name goes last."""
         for entry in [*self.folder.glob("*")]:
             if entry.is_dir():
                 folders.remove(entry)
@@ -148,7 +156,7 @@ class Project:
 
 
 class Projects:
-    """All of an installation."""
+    """All projects of an installation."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -160,14 +168,14 @@ class Projects:
     def all(self) -> list[Project]:
         found = []
         for path in sorted(self._state_dir.glob("*/project.json")):
-            about = _read(path, dict[str, str])
+            about = read_note(path, dict[str, str])
             if about is not None and "project" in about:
                 found.append(self.get(about["project"]))
         return found
 
-    def note(self, id: SandboxId, box: Box) -> None:
-        self._boxes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(self._boxes / f"{id}.json", box)
+    def note(self, id: SandboxId, box: BoxNote) -> None:
+        folders.make(self._boxes)
+        write_note(self._boxes / f"{id}.json", box)
 
     def change(self, id: SandboxId, **changes: Any) -> None:
         """Note more of a box, unless it is gone."""
@@ -177,39 +185,18 @@ class Projects:
     def forget(self, id: SandboxId) -> None:
         (self._boxes / f"{id}.json").unlink(missing_ok=True)
 
-    def box(self, id: SandboxId) -> Box:
+    def box(self, id: SandboxId) -> BoxNote:
         """Raises NotFound."""
-        found = _read(self._boxes / f"{id}.json", Box)
+        found = read_note(self._boxes / f"{id}.json", BoxNote)
         if found is None:
             raise NotFound(f"there is no box {id}")
         return found
 
-    def boxes(self, project: Project | None = None) -> dict[SandboxId, Box]:
+    def boxes(self, project: Project | None = None) -> dict[SandboxId, BoxNote]:
         found = {}
         for path in self._boxes.glob("*.json"):
-            box = _read(path, Box)
+            box = read_note(path, BoxNote)
             with suppress(InvalidSpec):
                 if box is not None and (project is None or box.project == project.name):
                     found[parse_id(path.stem)] = box
         return found
-
-
-def _mark(path: Path, is_there: bool) -> None:
-    if is_there:
-        path.touch(mode=0o600)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _write(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(msgspec.json.encode(value))
-    draft.replace(path)
-
-
-def _read(path: Path, type: type[T]) -> T | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=type)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None

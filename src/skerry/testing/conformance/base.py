@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from skerry.providers.base import Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.manager.create import create_or_nothing
+from skerry.manager.providers import admit
+from skerry.model.spec import Network, Spec, new_id
+from skerry.providers.base import BoxState, Provider
+from skerry.sandbox.sandbox import AsyncSandbox
 
 DEADLINE_S = 20.0
 
@@ -18,6 +22,8 @@ DEADLINE_S = 20.0
 class Suite:
     """Subclass it with a `make_provider` fixture and `on_host`."""
 
+    simulated = False
+    """True for a provider whose boxes are no real Unix, with no memory and processors to limit."""
     options: dict[str, object] = {}  # noqa: RUF012
     """Spec fields that every sandbox of this run needs, such as an image."""
 
@@ -36,6 +42,11 @@ class Suite:
         yield provider
         await provider.aclose()
 
+    @pytest.fixture(autouse=True)
+    def _only_on_a_real_unix(self, request: pytest.FixtureRequest, provider: Provider) -> None:
+        if self.simulated and request.node.get_closest_marker("needs_real_unix") is not None:
+            pytest.skip("needs a real Unix: this provider's boxes have a tiny shell and no terminals")
+
     async def on_host(self) -> set[str]:
         """What the host holds of our boxes, seen without asking the provider: processes, containers, mounts."""
         raise NotImplementedError("a provider's test says what its boxes leave on the host")
@@ -43,11 +54,40 @@ class Suite:
     def spec(self, provider: Provider, **fields: object) -> Spec:
         return Spec.parse({"provider": provider.name, **self.options, **fields})
 
+    @asynccontextmanager
+    async def box(self, provider: Provider, *, volumes: bool = True, **fields: Any) -> AsyncIterator[AsyncSandbox]:
+        """A sandbox, gone at the end of the block."""
+        sandbox = await make(self.spec(provider, **fields), provider)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.destroy(volumes=volumes)
+
     @pytest.fixture
     async def sandbox(self, provider: Provider) -> AsyncIterator[AsyncSandbox]:
-        sandbox = await AsyncSandbox.create(self.spec(provider), provider)
-        yield sandbox
-        await sandbox.destroy()
+        async with self.box(provider, volumes=False) as sandbox:
+            yield sandbox
+
+    async def expect_end(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        """Wait until a box ends by itself; a provider with a clock of its own tells how time passes on it."""
+
+        async def ended() -> bool:
+            status = (await provider.discover()).get(sandbox.id)
+            return status is None or status.state is not BoxState.RUNNING
+
+        await eventually(ended, "the box ends by itself", getattr(provider, "pass_time", asyncio.sleep))
+
+
+async def make(spec: Spec, provider: Provider) -> AsyncSandbox:
+    """Make a sandbox; one whose network has rules is as its provider made it, and no gate serves it, as the gate is
+    another program and does not know this provider object."""
+    if spec.network is not Network.RULES:
+        return await AsyncSandbox.create(spec, provider)
+    enforced, id = await admit(provider, spec), new_id()
+    held = await create_or_nothing(provider, id, spec)
+    sandbox = AsyncSandbox.of_box(id, spec, provider)
+    sandbox.enforced = {**enforced, **held}
+    return sandbox
 
 
 PassTime = Callable[[float], Awaitable[object]]

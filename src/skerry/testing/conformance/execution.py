@@ -6,9 +6,19 @@ import asyncio
 
 import pytest
 
-from skerry.errors import CallInterrupted, InterpreterNotFound, InvalidSpec, NotFound, PathNotFound
-from skerry.processes import AsyncProcess
-from skerry.sandbox import AsyncSandbox
+from skerry.errors import (
+    ArgumentsTooLong,
+    CallInterrupted,
+    InterpreterNotFound,
+    InvalidSpec,
+    NotFound,
+    PathNotFound,
+    UserNotFound,
+)
+from skerry.net.stream import Stream
+from skerry.providers.base import Provider
+from skerry.sandbox.processes import AsyncProcess
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import Suite, eventually
 
 
@@ -23,7 +33,45 @@ async def output_until(process: AsyncProcess, text: bytes) -> bytes:
     raise AssertionError(f"it ended without saying {text!r}: {said!r}")
 
 
+class _Lines:
+    """Receiver of lines from a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._text = b""
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue()
+        stream.start(self)
+
+    def received(self, data: memoryview) -> None:
+        *lines, self._text = (self._text + bytes(data)).split(b"\n")
+        for line in lines:
+            self._lines.put_nowait(line)
+
+    def closed(self, error: Exception | None) -> None:
+        self._lines.put_nowait(b"closed")
+
+    async def next(self) -> bytes:
+        return await asyncio.wait_for(self._lines.get(), 10)
+
+
 class ExecTests(Suite):
+    async def test_json_rpc_lines_without_a_greeting_are_answered(
+        self, provider: Provider, sandbox: AsyncSandbox
+    ) -> None:
+        await sandbox.exec("true")  # on the stream that the box was started through
+        stream = await provider.dial(sandbox.id)
+        try:
+            lines = _Lines(stream)
+            if stream.token is not None:
+                stream.write(
+                    b'{"jsonrpc":"2.0","id":0,"method":"auth","params":{"token":"%s"}}\n' % stream.token.encode()
+                )
+                assert await lines.next() == b'{"jsonrpc":"2.0","id":0,"result":{}}'
+            stream.write(b'{"jsonrpc":"2.0","id":1,"method":"exec","params":{"cmd":"echo out; exit 3"}}\n')
+            ran = b'{"exit_code":3,"stdout":"out\\n","stderr":""}'
+            assert await lines.next() == b'{"jsonrpc":"2.0","id":1,"result":%s}' % ran
+        finally:
+            stream.close()
+
     async def test_the_exit_code_is_the_commands_own(self, sandbox: AsyncSandbox) -> None:
         assert (await sandbox.exec(["true"])).exit_code == 0
         assert (await sandbox.exec(["false"])).exit_code == 1
@@ -44,12 +92,48 @@ class ExecTests(Suite):
 
     async def test_a_missing_program_is_a_result(self, sandbox: AsyncSandbox) -> None:
         result = await sandbox.exec(["no-such-program"])
-        assert result.exit_code == 127
+        assert (result.exit_code, result.not_started) == (127, "not_found")
         assert b"no-such-program" in result.stderr
 
     async def test_a_file_that_cannot_be_run_is_126(self, sandbox: AsyncSandbox) -> None:
         await sandbox.files.write("plain", "text", mode=0o644)
-        assert (await sandbox.exec(["./plain"])).exit_code == 126
+        result = await sandbox.exec(["./plain"])
+        assert (result.exit_code, result.not_started) == (126, "cannot_run")
+
+    async def test_a_programs_own_126_and_127_are_told_apart(self, sandbox: AsyncSandbox) -> None:
+        for code in (126, 127):
+            result = await sandbox.exec(f"exit {code}")
+            assert (result.exit_code, result.not_started) == (code, None)
+
+    async def test_a_user_that_is_not_there_is_an_error_that_names_it(self, sandbox: AsyncSandbox) -> None:
+        with pytest.raises(UserNotFound, match="nobody-here") as raised:
+            await sandbox.exec(["true"], user="nobody-here")
+        assert raised.value.field == "user"
+        assert (await sandbox.exec(["true"])).ok
+
+    async def test_a_box_for_a_user_that_is_not_there_is_not_made(self, provider: Provider) -> None:
+        with pytest.raises(UserNotFound, match="nobody-here"):
+            await AsyncSandbox.create(self.spec(provider, user="nobody-here"), provider)
+
+    async def test_commands_and_code_may_be_long(self, sandbox: AsyncSandbox) -> None:
+        words = [str(n % 10) * 100_000 for n in range(13)]
+        assert (await sandbox.exec(["printf", "%s", *words])).stdout == "".join(words).encode()
+        assert (await sandbox.exec("echo " + "x" * 2_500_000)).stdout == b"x" * 2_500_000 + b"\n"
+        assert (await sandbox.run_code("sh", "echo " + "y" * 2_500_000)).stdout == b"y" * 2_500_000 + b"\n"
+        given = await sandbox.exec("cat; echo " + "z" * 1_500_000, stdin=b"input ")
+        assert given.stdout == b"input " + b"z" * 1_500_000 + b"\n"
+        process = await sandbox.start("echo " + "x" * 1_500_000 + "; echo up", background=True)
+        assert await output_until(process, b"up") is not None
+        assert (await process.wait()).ok
+        (listed,) = [each for each in await sandbox.processes.list() if each.process == process.number]
+        assert sum(map(len, listed.argv)) < 1 << 20
+
+    @pytest.mark.needs_real_unix
+    async def test_arguments_that_no_kernel_takes_are_an_error(self, sandbox: AsyncSandbox) -> None:
+        for argv in (["true", "x" * 200_000], ["true", *["x" * 100_000] * 100]):
+            with pytest.raises(ArgumentsTooLong):
+                await sandbox.exec(argv)
+        assert (await sandbox.exec(["true"])).ok
 
     async def test_death_by_signal_is_told_apart_from_an_exit_code(self, sandbox: AsyncSandbox) -> None:
         result = await sandbox.exec("kill -9 $$")
@@ -61,6 +145,7 @@ class ExecTests(Suite):
             result = await sandbox.exec("echo early; sleep 1000", timeout_s=0.5)
         assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, b"early\n")
 
+    @pytest.mark.needs_real_unix
     async def test_a_timeout_kills_the_whole_tree(self, sandbox: AsyncSandbox) -> None:
         result = await sandbox.exec("trap '' TERM; sleep 1001 & sleep 1002 & sleep 1000", timeout_s=0.3)
         assert result.timed_out
@@ -125,9 +210,26 @@ class ExecTests(Suite):
             assert (await sandbox.exec(["cat"])).stdout == b""
 
     async def test_more_output_than_is_kept_is_cut_and_does_not_block(self, sandbox: AsyncSandbox) -> None:
-        result = await sandbox.exec("head -c 5000000 /dev/zero; echo end >&2", limit=1000)
+        result = await sandbox.exec("head -c 5000000 /dev/zero; echo last; echo end >&2", limit=1000)
         assert result.exit_code == 0
-        assert (len(result.stdout), result.truncated, result.stderr) == (1000, True, b"end\n")
+        missing = b"\n[... 4999005 bytes left out ...]\n"
+        assert result.stdout == bytes(500) + missing + bytes(495) + b"last\n"
+        assert (result.truncated, result.stdout_cut, result.stderr_cut, result.stderr) == (True, 4999005, 0, b"end\n")
+
+    async def test_the_end_of_a_long_output_comes_whole_whatever_its_limit(self, sandbox: AsyncSandbox) -> None:
+        for limit in (2_000_000, 3_000_000, 3_000_010):
+            result = await sandbox.exec("head -c 3000000 /dev/zero; echo 123456789", limit=limit)
+            cut = max(0, 3_000_010 - limit)
+            assert (result.stdout_cut, result.truncated) == (cut, cut > 0)
+            assert result.stdout.endswith(bytes(1000) + b"123456789\n")
+
+    async def test_both_outputs_can_be_had_in_order(self, sandbox: AsyncSandbox) -> None:
+        result = await sandbox.exec("echo 1; echo 2 >&2; echo 3; echo 4 >&2", combined=True)
+        assert (result.output, result.stdout, result.stderr) == (b"1\n2\n3\n4\n", b"1\n2\n3\n4\n", b"")
+
+    async def test_a_timeout_of_zero_is_none(self, sandbox: AsyncSandbox) -> None:
+        result = await sandbox.exec("sleep 0.1; echo done", timeout_s=0)
+        assert (result.stdout, result.timed_out) == (b"done\n", False)
 
     async def test_output_is_exact_to_the_byte(self, sandbox: AsyncSandbox) -> None:
         result = await sandbox.exec(["head", "-c", "3000001", "/dev/zero"])
@@ -193,6 +295,7 @@ class ExecTests(Suite):
         results = await asyncio.gather(*(sandbox.exec(["echo", str(n)]) for n in range(50)))
         assert [result.text for result in results] == [f"{n}\n" for n in range(50)]
 
+    @pytest.mark.needs_real_unix
     async def test_a_terminal_has_the_size_that_was_asked_for(self, sandbox: AsyncSandbox) -> None:
         terminal = await sandbox.pty(["sh", "-c", "test -t 0 && test -t 1 && echo terminal; read x; echo got-$x"])
         assert b"terminal" in await output_until(terminal, b"terminal")
@@ -201,6 +304,7 @@ class ExecTests(Suite):
         assert b"got-typed" in await output_until(terminal, b"got-typed")
         assert (await terminal.wait()).exit_code == 0
 
+    @pytest.mark.needs_real_unix
     async def test_ctrl_c_interrupts_what_runs_on_a_terminal(self, sandbox: AsyncSandbox) -> None:
         terminal = await sandbox.pty(["sh", "-c", "echo up; exec sleep 1000"])
         await output_until(terminal, b"up")

@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from skerry.errors import PathExists, PathInvalid, PathNotFound
-from skerry.results import FileType
-from skerry.sandbox import AsyncSandbox
+from skerry.errors import (
+    PathDenied,
+    PathExists,
+    PathIsFolder,
+    PathNotEmpty,
+    PathNotFile,
+    PathNotFolder,
+    PathNotFound,
+    PathTooLong,
+    TooLarge,
+)
+from skerry.model.results import FileType
+from skerry.providers.base import Provider
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import Suite, eventually
 
 BIG = 50 << 20
@@ -94,6 +105,7 @@ class FileTests(Suite):
         assert [each.name for each in await sandbox.files.list("tree")] == ["a", "z"]
         assert [each.name for each in await sandbox.files.list("tree", depth=9)] == ["a", "z", "b", "c"]
 
+    @pytest.mark.needs_real_unix
     async def test_a_list_of_thousands_is_whole(self, sandbox: AsyncSandbox) -> None:
         await sandbox.exec("mkdir many; cd many; touch $(seq 3000)")
         names = {each.name for each in await sandbox.files.list("many")}
@@ -118,7 +130,7 @@ class FileTests(Suite):
 
     async def test_a_folder_is_removed_only_when_that_was_meant(self, sandbox: AsyncSandbox) -> None:
         await sandbox.files.write("full/of/things", "x")
-        with pytest.raises(PathInvalid):
+        with pytest.raises(PathNotEmpty):
             await sandbox.files.remove("full")
         await sandbox.files.remove("full", recursive=True)
         assert not await sandbox.files.exists("full")
@@ -135,13 +147,50 @@ class FileTests(Suite):
             with pytest.raises(PathNotFound, match="gone"):
                 await attempt
 
-    async def test_a_folder_is_not_read_as_a_file(self, sandbox: AsyncSandbox) -> None:
-        await sandbox.files.make_dir("folder")
-        with pytest.raises(PathInvalid, match="folder"):
-            await sandbox.files.read("folder")
-        await sandbox.files.write("file", "x")
-        with pytest.raises(PathInvalid):
-            await sandbox.files.list("file")
+    async def test_relative_paths_start_where_commands_do(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        await self._expect_one_start(sandbox)
+        async with self.box(provider, cwd="/tmp") as elsewhere:
+            assert await elsewhere.cwd() == "/tmp"
+            await self._expect_one_start(elsewhere)
+
+    async def _expect_one_start(self, sandbox: AsyncSandbox) -> None:
+        start = await sandbox.cwd()
+        assert (await sandbox.exec(["pwd"])).text == f"{start}\n"
+        await sandbox.files.write("sub/file", "content")
+        assert (await sandbox.exec(["cat", "sub/file"])).text == "content"
+        assert (await sandbox.exec(["pwd"], cwd="sub")).text == f"{start}/sub\n"
+        assert await sandbox.files.read_text(f"{start}/sub/file") == "content"
+        await sandbox.files.write("~/at-home", "x")
+        assert (await sandbox.exec("cat ~/at-home")).text == "x"
+
+    async def test_each_mistake_has_its_error(self, sandbox: AsyncSandbox) -> None:
+        files = sandbox.files
+        await files.make_dir("folder")
+        await files.write("file", "x")
+        for attempt, error, pythons in (
+            (files.read("folder"), PathIsFolder, IsADirectoryError),
+            (files.write("folder", "x"), PathIsFolder, IsADirectoryError),
+            (files.list("file"), PathNotFolder, NotADirectoryError),
+            (files.read("file/below"), PathNotFolder, NotADirectoryError),
+            (files.write("file/below", "x"), PathNotFolder, NotADirectoryError),
+            (files.read("x" * 300), PathTooLong, OSError),
+            (files.read("/dev/zero"), PathNotFile, OSError),
+            (files.write("/proc/new", "x"), (PathDenied, PathNotFound), OSError),
+            (files.write("/usr/new", "x"), PathDenied, PermissionError),
+            (files.read("file", max_bytes=0), TooLarge, TooLarge),
+        ):
+            with pytest.raises(error) as raised:
+                await attempt
+            assert isinstance(raised.value, pythons)
+            assert not raised.value.retryable
+
+    async def test_a_file_that_may_not_be_written_is_not_replaced(self, sandbox: AsyncSandbox) -> None:
+        await sandbox.files.write("kept", "old", mode=0o444)
+        for attempt in (sandbox.files.write("kept", "new"), sandbox.files.write("kept", "new", atomic=False)):
+            with pytest.raises(PathDenied, match="kept"):
+                await attempt
+        assert await sandbox.files.read_text("kept") == "old"
+        assert [each.name for each in await sandbox.files.list()] == ["kept"]
 
     async def test_a_tree_goes_in_and_out(self, sandbox: AsyncSandbox, tmp_path: Path) -> None:
         source = tmp_path / "source"

@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from skerry import lifecycle
-from skerry.errors import AgentError, Conflict, NotFound, SkerryError, WrongState
+from skerry.errors import AgentError, Conflict, NotFound, SandboxGone, SkerryError
+from skerry.manager.create import create_or_nothing
+from skerry.model.spec import new_id
 from skerry.providers.base import BoxState, Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import new_id
-from skerry.testing.conformance.base import Suite, eventually
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.testing.conformance.base import Suite
 
 
 class LifecycleTests(Suite):
@@ -47,14 +47,26 @@ class LifecycleTests(Suite):
         self, provider: Provider, sandbox: AsyncSandbox
     ) -> None:
         with pytest.raises(Conflict):
-            await lifecycle.create_or_nothing(provider, sandbox.id, sandbox.spec)
+            await create_or_nothing(provider, sandbox.id, sandbox.spec)
         await sandbox.ping()
 
     async def test_a_destroyed_sandbox_says_so(self, provider: Provider) -> None:
         sandbox = await AsyncSandbox.create(self.spec(provider), provider)
         await sandbox.destroy()
-        with pytest.raises(WrongState, match="destroyed"):
+        with pytest.raises(SandboxGone, match="destroyed"):
             await sandbox.exec(["true"])
+
+    async def test_a_box_that_others_removed_is_gone_for_every_call(self, provider: Provider) -> None:
+        sandbox = await AsyncSandbox.create(self.spec(provider), provider)
+        process = await sandbox.start("echo up; sleep 1000")
+        async for _ in process:
+            break
+        await provider.destroy(sandbox.id)
+        for attempt in (process.wait(), sandbox.exec(["true"]), sandbox.files.read("x"), sandbox.ping()):
+            with pytest.raises(SandboxGone) as raised:
+                await attempt
+            assert not raised.value.retryable
+        await sandbox.destroy()
 
     async def test_ten_at_once_do_not_see_each_other(self, provider: Provider) -> None:
         sandboxes = await asyncio.gather(*(AsyncSandbox.create(self.spec(provider), provider) for _ in range(10)))
@@ -91,7 +103,7 @@ class LifecycleTests(Suite):
 
         monkeypatch.setattr(provider, "create", create_then_break)
         with pytest.raises(Broken):
-            await lifecycle.create_or_nothing(provider, new_id(), self.spec(provider))
+            await create_or_nothing(provider, new_id(), self.spec(provider))
         assert await self.on_host() == before
 
     async def test_another_process_reaches_the_box_again(
@@ -119,31 +131,25 @@ class LifecycleTests(Suite):
 
     async def test_a_box_ends_by_itself_when_its_lifetime_is_over(self, provider: Provider) -> None:
         sandbox = await AsyncSandbox.create(self.spec(provider, lifetime_s=0.5), provider)
-        await self._expect_end(provider, sandbox)
+        await self._expect_end_and_destroy(provider, sandbox)
 
     async def test_a_box_ends_by_itself_when_it_is_idle(self, provider: Provider) -> None:
         sandbox = await AsyncSandbox.create(self.spec(provider, idle_s=0.3), provider)
-        await self._expect_end(provider, sandbox)
+        await self._expect_end_and_destroy(provider, sandbox)
 
     async def test_a_running_process_keeps_a_box_from_being_idle(self, provider: Provider) -> None:
-        sandbox = await AsyncSandbox.create(self.spec(provider, idle_s=0.3), provider)
-        try:
-            assert (await sandbox.exec(["sleep", "1"])).ok
-        finally:
-            await sandbox.destroy()
+        async with self.box(provider) as sandbox:
+            process = await sandbox.start(["sleep", "1"])
+            await sandbox.set_lifetime(idle=0.3)
+            assert (await process.wait()).ok
 
     async def test_the_lifetime_can_be_changed(self, provider: Provider, sandbox: AsyncSandbox) -> None:
         await sandbox.set_lifetime(lifetime=0.2)
-        await self._expect_end(provider, sandbox)
+        await self._expect_end_and_destroy(provider, sandbox)
 
-    async def _expect_end(self, provider: Provider, sandbox: AsyncSandbox) -> None:
-        async def ended() -> bool:
-            status = (await provider.discover()).get(sandbox.id)
-            return status is None or status.state is not BoxState.RUNNING
-
-        # a provider with a clock of its own tells how time passes on it
-        await eventually(ended, "the box ends by itself", getattr(provider, "pass_time", asyncio.sleep))
-        with pytest.raises((AgentError, NotFound)):
+    async def _expect_end_and_destroy(self, provider: Provider, sandbox: AsyncSandbox) -> None:
+        await self.expect_end(provider, sandbox)
+        with pytest.raises(SandboxGone):
             await sandbox.ping()
         await sandbox.destroy()
 
@@ -157,4 +163,35 @@ class LifecycleTests(Suite):
 
         with pytest.raises(SkerryError) as caught:
             await end_it_and_use_it()
-        assert caught.value.code in ("agent_unreachable", "call_interrupted", "not_found")
+        assert caught.value.code == "sandbox_gone"
+
+
+class BoxTests(Suite):
+    """The box itself: what it uses, its ports, and the agent's other calls."""
+
+    async def test_metrics_tell_what_the_box_uses(self, sandbox: AsyncSandbox) -> None:
+        await sandbox.exec(["true"])
+        metrics = await sandbox.metrics()
+        assert metrics.uptime_s >= 0
+        assert metrics.processes >= 1
+        assert metrics.memory_bytes > 0
+        assert metrics.disk.total >= metrics.disk.free > 0
+
+    async def test_a_ping_is_answered_while_work_runs(self, sandbox: AsyncSandbox) -> None:
+        working = asyncio.create_task(sandbox.exec(["sleep", "1000"]))
+        try:
+            await sandbox.ping()
+        finally:
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+
+    async def test_an_unknown_call_is_an_error(self, sandbox: AsyncSandbox) -> None:
+        with pytest.raises(AgentError, match="no_such_call") as raised:
+            await sandbox.call("no_such_call")
+        assert raised.value.rpc_code == -32601
+
+    async def test_a_port_where_nothing_listens_is_not_found(self, sandbox: AsyncSandbox) -> None:
+        async with await sandbox.connect(9) as tunnel:
+            with pytest.raises(NotFound):
+                await tunnel.read()

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from skerry.errors import AgentError, DiskFull, NotFound, Unsupported
+from skerry.model.spec import Spec
 from skerry.providers.base import VERBS, BoxState, Provider
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import Spec
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import Suite, eventually
 
 _MIB = 1 << 20
 
 
 class LimitTests(Suite):
-    simulated = False
-    """True for a provider whose boxes have no real memory and processors to limit."""
     memory_may_end_box = False
     """True where a box that runs out of memory may end whole, and not only what asked for too much."""
 
-    async def _sandbox(self, provider: Provider, **fields: object) -> AsyncSandbox:
+    @asynccontextmanager
+    async def _limited(self, provider: Provider, **fields: Any) -> AsyncIterator[AsyncSandbox]:
         """A sandbox with a limit, or a test that ends here because the host cannot hold it and says so."""
         spec = self.spec(provider, **fields)
         enforced = await provider.enforcement(spec)
@@ -30,11 +32,11 @@ class LimitTests(Suite):
                 with pytest.raises(Unsupported, match=field):
                     await AsyncSandbox.create(spec, provider)
                 pytest.skip(f"{field} cannot be held here, and was refused: {enforced[field].why_not}")
-        return await AsyncSandbox.create(spec, provider)
+        async with self.box(provider, **fields) as sandbox:
+            yield sandbox
 
     async def test_memory_is_held(self, provider: Provider) -> None:
-        sandbox = await self._sandbox(provider, memory=64 * _MIB)
-        try:
+        async with self._limited(provider, memory=64 * _MIB) as sandbox:
             if not self.simulated:
                 await self._use_up_memory(sandbox)
             try:
@@ -47,8 +49,6 @@ class LimitTests(Suite):
                     return status is None or status.state is BoxState.DEAD
 
                 await eventually(ended, "the box ends for want of memory")
-        finally:
-            await sandbox.destroy()
 
     async def _use_up_memory(self, sandbox: AsyncSandbox) -> None:
         # tail keeps all of a line that does not end in memory
@@ -59,25 +59,20 @@ class LimitTests(Suite):
         else:
             assert result.text.strip() != "200000000"
 
+    @pytest.mark.needs_real_unix
     async def test_processes_are_held(self, provider: Provider) -> None:
-        sandbox = await self._sandbox(provider, pids=20)
-        try:
+        async with self._limited(provider, pids=20) as sandbox:
             result = await sandbox.exec("for i in $(seq 40); do sleep 1000 & done; echo all", timeout_s=10)
             assert not result.ok or b"all" not in result.stdout or result.stderr
             await sandbox.ping()
-        finally:
-            await sandbox.destroy()
 
     async def test_processors_are_held(self, provider: Provider) -> None:
-        sandbox = await self._sandbox(provider, cpus=0.2)
-        try:
+        async with self._limited(provider, cpus=0.2) as sandbox:
             if not self.simulated:
                 spin = "while :; do :; done & p=$!; sleep 2; kill $p; wait; times"
                 result = await sandbox.exec(["sh", "-c", spin], timeout_s=30)
                 minutes, seconds = re.findall(r"(\d+)m([\d.]+)s", result.text)[2]
                 assert int(minutes) * 60 + float(seconds) < 1.0
-        finally:
-            await sandbox.destroy()
 
     async def test_without_a_network_there_is_only_loopback(self, provider: Provider, sandbox: AsyncSandbox) -> None:
         if not self.simulated:
@@ -87,14 +82,11 @@ class LimitTests(Suite):
             assert routes == []
 
     async def test_the_disk_is_held(self, provider: Provider) -> None:
-        sandbox = await self._sandbox(provider, disk=16 * _MIB)
-        try:
+        async with self._limited(provider, disk=16 * _MIB) as sandbox:
             with pytest.raises(DiskFull):
                 await sandbox.files.write("too-big", bytes(32 * _MIB))
             assert not await sandbox.files.exists("too-big")
             await sandbox.files.write("small", b"still room")
-        finally:
-            await sandbox.destroy()
 
     async def test_every_limit_says_how_it_is_held_or_why_not(self, provider: Provider, sandbox: AsyncSandbox) -> None:
         assert {"memory", "pids", "cpus", "disk"} <= set(sandbox.enforced)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from skerry.errors import Conflict, FileError, NotFound, SkerryError, Unsupported
+from skerry.model.spec import new_id
 from skerry.providers.base import OPTIONAL_FIELDS, VERBS, BoxChange, BoxState, Capability, Provider, Volume
-from skerry.sandbox import AsyncSandbox
-from skerry.spec import new_id
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import Suite, eventually
 
 _FROZEN_S = 0.3
+Check = Callable[[Any, Provider, Any], Awaitable[None]]
 _SAMPLES: dict[str, object] = {
     "image": "debian",
     "root": "/",
@@ -24,6 +24,7 @@ _SAMPLES: dict[str, object] = {
     "target": "member",
     "group": "members",
     "writable_root": True,
+    "admin": True,
     "data": True,
     "cache": "read",
     "cache_paths": {"own": "/opt/own"},
@@ -35,24 +36,24 @@ def _unique(prefix: str) -> str:
     return f"{prefix}-{new_id()[:8]}"
 
 
+def _declared(capability: Capability, *honours: str) -> Callable[[Check], Callable[[Any, Provider], Awaitable[None]]]:
+    """Run a check where a capability is declared (and fields are honoured); elsewhere its verbs must not be there."""
+
+    def decorate(check: Check) -> Callable[[Any, Provider], Awaitable[None]]:
+        async def run(suite: Any, provider: Provider) -> None:
+            if capability not in provider.capabilities:
+                assert not [verb for verb in VERBS[capability] if hasattr(provider, verb)]
+            elif provider.honours.issuperset(honours):
+                await check(suite, provider, provider)
+
+        return run
+
+    return decorate
+
+
 class VerbTests(Suite):
     keeps_files_on_stop = True
     """False for a provider whose work folder is in memory, and gone with the box's processes."""
-
-    def _declares(self, provider: Provider, capability: Capability) -> Any:
-        """The provider, if it declares a capability; if not, it must not have its verbs."""
-        if capability in provider.capabilities:
-            return provider
-        assert not [verb for verb in VERBS[capability] if hasattr(provider, verb)]
-        return None
-
-    @asynccontextmanager
-    async def _box(self, provider: Provider, *, volumes: bool = True, **fields: object) -> AsyncIterator[AsyncSandbox]:
-        sandbox = await AsyncSandbox.create(self.spec(provider, **fields), provider)
-        try:
-            yield sandbox
-        finally:
-            await sandbox.destroy(volumes=volumes)
 
     async def _expect(self, provider: Provider, sandbox: AsyncSandbox, state: BoxState) -> None:
         assert (await provider.discover())[sandbox.id].state is state
@@ -67,11 +68,9 @@ class VerbTests(Suite):
 
     # stop and start
 
-    async def test_stop_ends_the_processes_and_start_finds_the_files(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.STOP)
-        if verbs is None:
-            return
-        async with self._box(provider, env={"ONE": "1"}) as sandbox:
+    @_declared(Capability.STOP)
+    async def test_stop_ends_the_processes_and_start_finds_the_files(self, provider: Provider, verbs: Any) -> None:
+        async with self.box(provider, env={"ONE": "1"}) as sandbox:
             await sandbox.files.write("kept", "work")
             if "data" in provider.honours:
                 await sandbox.files.write("/.data/kept", "data")
@@ -92,36 +91,27 @@ class VerbTests(Suite):
             if "data" in provider.honours:
                 assert await sandbox.files.read_text("/.data/kept") == "data"
 
-    async def test_a_box_that_was_started_again_ends_when_its_time_is_over(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.STOP)
-        if verbs is None:
-            return
-        async with self._box(provider) as sandbox:
+    @_declared(Capability.STOP)
+    async def test_a_box_that_was_started_again_ends_when_its_time_is_over(
+        self, provider: Provider, verbs: Any
+    ) -> None:
+        async with self.box(provider) as sandbox:
             await verbs.stop(sandbox.id)
             await verbs.start(sandbox.id, msgspec.structs.replace(sandbox.spec, lifetime_s=0.5))
+            await self.expect_end(provider, sandbox)
 
-            async def ended() -> bool:
-                status = (await provider.discover()).get(sandbox.id)
-                return status is None or status.state is not BoxState.RUNNING
-
-            await eventually(ended, "the box ends by itself", getattr(provider, "pass_time", asyncio.sleep))
-
-    async def test_a_stopped_box_is_destroyed(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.STOP)
-        if verbs is None:
-            return
+    @_declared(Capability.STOP)
+    async def test_a_stopped_box_is_destroyed(self, provider: Provider, verbs: Any) -> None:
         before = await self.on_host()
-        async with self._box(provider) as sandbox:
+        async with self.box(provider) as sandbox:
             await verbs.stop(sandbox.id)
         assert await self.on_host() == before
 
     # pause and resume
 
-    async def test_pause_freezes_and_resume_goes_on(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.PAUSE)
-        if verbs is None:
-            return
-        async with self._box(provider) as sandbox:
+    @_declared(Capability.PAUSE)
+    async def test_pause_freezes_and_resume_goes_on(self, provider: Provider, verbs: Any) -> None:
+        async with self.box(provider) as sandbox:
             process = await sandbox.start(["sleep", "1000"], background=True)
             await verbs.pause(sandbox.id)
             await verbs.pause(sandbox.id)
@@ -134,24 +124,20 @@ class VerbTests(Suite):
             await self._expect(provider, sandbox, BoxState.RUNNING)
             assert [each.process for each in await sandbox.processes.list() if each.running] == [process.number]
 
-    async def test_a_paused_box_is_destroyed(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.PAUSE)
-        if verbs is None:
-            return
+    @_declared(Capability.PAUSE)
+    async def test_a_paused_box_is_destroyed(self, provider: Provider, verbs: Any) -> None:
         before = await self.on_host()
-        async with self._box(provider) as sandbox:
+        async with self.box(provider) as sandbox:
             await sandbox.start(["sleep", "1000"], background=True)
             await verbs.pause(sandbox.id)
         assert await self.on_host() == before
 
     # snapshots
 
-    async def test_a_snapshot_brings_the_files_back_in_another_box(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.SNAPSHOT)
-        if verbs is None:
-            return
+    @_declared(Capability.SNAPSHOT)
+    async def test_a_snapshot_brings_the_files_back_in_another_box(self, provider: Provider, verbs: Any) -> None:
         name = _unique("conformance")
-        async with self._box(provider) as sandbox:
+        async with self.box(provider) as sandbox:
             await sandbox.files.write("folder/f", "before", mode=0o640)
             taken = await verbs.snapshot(sandbox.id, name)
             assert (taken.name, taken.sandbox) == (name, sandbox.id)
@@ -160,13 +146,13 @@ class VerbTests(Suite):
                 await verbs.snapshot(sandbox.id, name)
         try:
             assert name in {each.name for each in await verbs.snapshots()}
-            async with self._box(provider, snapshot=name) as copy:
+            async with self.box(provider, snapshot=name) as copy:
                 assert await copy.files.read_text("folder/f") == "before"
                 assert (await copy.files.stat("folder/f")).mode & 0o777 == 0o640
                 await copy.files.write("folder/f", "changed")
                 with pytest.raises(Conflict):
                     await verbs.remove_snapshot(name)
-            async with self._box(provider, snapshot=name) as copy:
+            async with self.box(provider, snapshot=name) as copy:
                 assert await copy.files.read_text("folder/f") == "before"
         finally:
             await verbs.remove_snapshot(name)
@@ -174,9 +160,8 @@ class VerbTests(Suite):
         with pytest.raises(NotFound):
             await verbs.remove_snapshot(name)
 
-    async def test_a_snapshot_that_is_not_there_makes_no_box(self, provider: Provider) -> None:
-        if self._declares(provider, Capability.SNAPSHOT) is None:
-            return
+    @_declared(Capability.SNAPSHOT)
+    async def test_a_snapshot_that_is_not_there_makes_no_box(self, provider: Provider, verbs: Any) -> None:
         before = await self.on_host()
         with pytest.raises(NotFound):
             await AsyncSandbox.create(self.spec(provider, snapshot="there-is-none"), provider)
@@ -184,10 +169,8 @@ class VerbTests(Suite):
 
     # watch
 
-    async def test_watch_tells_of_every_box_and_then_of_every_change(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.WATCH)
-        if verbs is None:
-            return
+    @_declared(Capability.WATCH)
+    async def test_watch_tells_of_every_box_and_then_of_every_change(self, provider: Provider, verbs: Any) -> None:
         seen: list[BoxChange] = []
 
         async def watch() -> None:
@@ -200,7 +183,7 @@ class VerbTests(Suite):
 
             await eventually(is_told, f"watch tells that {id} is {state or 'gone'}")
 
-        async with self._box(provider) as first:
+        async with self.box(provider) as first:
             watching = asyncio.create_task(watch())
             try:
                 await told(first.id, BoxState.RUNNING)
@@ -222,88 +205,78 @@ class VerbTests(Suite):
         found = await verbs.volumes(sizes=True)
         return [each for each in found if all(getattr(each, key) == value for key, value in wanted.items())]
 
-    async def test_data_outlives_a_box_and_is_found_by_its_name(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.VOLUMES)
-        if verbs is None or "data" not in provider.honours:
-            return
+    @_declared(Capability.VOLUMES, "data")
+    async def test_data_outlives_a_box_and_is_found_by_its_name(self, provider: Provider, verbs: Any) -> None:
         name, project, other = _unique("n"), _unique("p"), _unique("q")
-        async with self._box(provider, name=name, project=project, volumes=False) as first:
+        async with self.box(provider, name=name, project=project, volumes=False) as first:
             await first.files.write("/.data/f", "kept")
             (volume,) = await self._volumes(verbs, kind="data", project=project)
             assert (volume.label, volume.in_use) == (name, True)
             with pytest.raises(Conflict):
                 await verbs.remove_volume(volume.name)
         assert [each.in_use for each in await self._volumes(verbs, name=volume.name)] == [False]
-        async with self._box(provider, name=name, project=other) as stranger:
+        async with self.box(provider, name=name, project=other) as stranger:
             assert not await stranger.files.exists("/.data/f")
-        async with self._box(provider, name=name, project=project) as second:
+        async with self.box(provider, name=name, project=project) as second:
             assert await second.files.read_text("/.data/f") == "kept"
         assert await self._volumes(verbs, project=project) == []
         with pytest.raises(NotFound):
             await verbs.remove_volume(volume.name)
 
-    async def test_data_without_a_name_is_a_boxs_own(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.VOLUMES)
-        if verbs is None or "data" not in provider.honours:
-            return
+    @_declared(Capability.VOLUMES, "data")
+    async def test_data_without_a_name_is_a_boxs_own(self, provider: Provider, verbs: Any) -> None:
         project = _unique("p")
-        async with self._box(provider, project=project, volumes=False) as first:
+        async with self.box(provider, project=project, volumes=False) as first:
             await first.files.write("/.data/f", "mine")
-            async with self._box(provider, project=project) as second:
+            async with self.box(provider, project=project) as second:
                 assert not await second.files.exists("/.data/f")
         (volume,) = await self._volumes(verbs, project=project)
         assert volume.sandbox == first.id
         await verbs.remove_volume(volume.name)
-        async with self._box(provider, project=project, data=False) as without:
+        async with self.box(provider, project=project, data=False) as without:
             if await without.files.exists("/.data"):  # an image may have the folder, and nobody can write there
                 with pytest.raises(FileError):
                     await without.files.write("/.data/f", "lost")
             assert await self._volumes(verbs, project=project) == []
 
-    async def test_volumes_go_with_a_box_that_is_gone_already(self, provider: Provider) -> None:
+    @_declared(Capability.VOLUMES, "data")
+    async def test_volumes_go_with_a_box_that_is_gone_already(self, provider: Provider, verbs: Any) -> None:
         """Whoever removed the box may have died before the volumes."""
-        verbs = self._declares(provider, Capability.VOLUMES)
-        if verbs is None or "data" not in provider.honours:
-            return
         project = _unique("p")
-        async with self._box(provider, project=project, volumes=False) as sandbox:
+        async with self.box(provider, project=project, volumes=False) as sandbox:
             pass
         assert await self._volumes(verbs, project=project)
         await provider.destroy(sandbox.id, volumes=True)
         assert await self._volumes(verbs, project=project) == []
 
-    async def test_caches_are_shared_by_a_project_and_by_nobody_else(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.VOLUMES)
-        if verbs is None or not {"cache", "cache_paths"} <= provider.honours:
-            return
+    @_declared(Capability.VOLUMES, "cache", "cache_paths")
+    async def test_caches_are_shared_by_a_project_and_by_nobody_else(self, provider: Provider, verbs: Any) -> None:
         project, other = _unique("p"), _unique("q")
         mine: dict[str, Any] = {"project": project, "cache": "write", "cache_paths": {"own": "/opt/own"}}
         try:
-            async with self._box(provider, **mine) as first:
+            async with self.box(provider, **mine) as first:
                 assert (await first.exec('echo "$PIP_CACHE_DIR"')).text.strip() == "/.cache/pip"
                 await first.files.write("/.cache/pip/f", "fetched")
                 await first.files.write("/opt/own/f", "built")
-            async with self._box(provider, **mine) as second:
+            async with self.box(provider, **mine) as second:
                 assert await second.files.read_text("/.cache/pip/f") == "fetched"
                 assert await second.files.read_text("/opt/own/f") == "built"
-            async with self._box(provider, project=other, cache="write") as stranger:
+            async with self.box(provider, project=other, cache="write") as stranger:
                 assert not await stranger.files.exists("/.cache/pip/f")
-            async with self._box(provider, project=project) as without:
+            async with self.box(provider, project=project) as without:
                 assert not await without.files.exists("/.cache/pip")
             (pip,) = await self._volumes(verbs, kind="cache", project=project, label="pip")
             assert pip.size is None or pip.size > 0
         finally:
             await self._remove_caches(verbs, project, other)
 
-    async def test_a_cache_that_is_only_read_is_not_written(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.VOLUMES)
-        if verbs is None or "cache" not in provider.honours:
-            return
+    @_declared(Capability.VOLUMES, "cache")
+    async def test_a_cache_that_is_only_read_is_not_written(self, provider: Provider, verbs: Any) -> None:
         project = _unique("p")
         try:
-            async with self._box(provider, project=project, cache="write") as writer:
+            async with self.box(provider, project=project, cache="write") as writer:
                 await writer.files.write("/.cache/npm/f", "fetched")
-            async with self._box(provider, project=project, cache="read") as reader:
+            async with self.box(provider, project=project, cache="read") as reader:
                 assert await reader.files.read_text("/.cache/npm/f") == "fetched"
                 for path in ("/.cache/npm/f", "/.cache/npm/new", "/.cache/pip/new"):
                     with pytest.raises(FileError):
@@ -320,11 +293,11 @@ class VerbTests(Suite):
 
     # logs
 
-    async def test_the_log_of_a_box_ends_and_when_followed_ends_with_the_box(self, provider: Provider) -> None:
-        verbs = self._declares(provider, Capability.LOGS)
-        if verbs is None:
-            return
-        async with self._box(provider) as sandbox:
+    @_declared(Capability.LOGS)
+    async def test_the_log_of_a_box_ends_and_when_followed_ends_with_the_box(
+        self, provider: Provider, verbs: Any
+    ) -> None:
+        async with self.box(provider) as sandbox:
             async with asyncio.timeout(10):
                 whole = [chunk async for chunk in verbs.logs(sandbox.id)]
                 assert b"".join([chunk async for chunk in verbs.logs(sandbox.id, tail=0)]) == b""

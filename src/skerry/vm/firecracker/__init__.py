@@ -1,5 +1,5 @@
-"""Firecracker: small virtual machines on KVM, each in a jail of its own."""
+"""Firecracker: small virtual machines on KVM, each in a jail of its own. Only the class is for the outside."""
 
-from skerry.vm.firecracker.hypervisor import Firecracker
+from skerry.vm.firecracker.hypervisor import FirecrackerHypervisor
 
-__all__ = ["Firecracker"]
+__all__ = ["FirecrackerHypervisor"]

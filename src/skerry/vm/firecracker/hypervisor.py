@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from skerry.aio import backoff
 from skerry.errors import Conflict, CreateFailed
-from skerry.vm import launch, sparse
-from skerry.vm.base import CHANNEL, Capabilities, Drive, Hypervisor, Kernel, Limits, Machine
-from skerry.vm.firecracker import checks, keeping, model, place, programs, proof
-from skerry.vm.firecracker.api import Api, Gone, Refused
-from skerry.vm.firecracker.keeping import MEMORY, STATE, Note
-from skerry.vm.firecracker.place import API, drive_path
-from skerry.vm.firecracker.programs import Programs
+from skerry.host import sparse
+from skerry.vm import launch
+from skerry.vm.base import CHANNEL, FIRST_CID, Capabilities, Drive, Hypervisor, Kernel, Machine, MachineLimits
+from skerry.vm.firecracker import api as bodies
+from skerry.vm.firecracker import jail, probe, snapshot_note
+from skerry.vm.firecracker.api import Api, ApiRefused, Gone, VmState
+from skerry.vm.firecracker.jail import API, drive_path
+from skerry.vm.firecracker.probe import Programs
+from skerry.vm.firecracker.snapshot_note import MEMORY, NEW_MEMORY, NEW_STATE, STATE, MachineNote
 from skerry.vm.folder import VmFolder
 
 _BOOT_ARGS = (
@@ -23,25 +25,21 @@ _BOOT_ARGS = (
     *("i8042.noaux", "i8042.nomux", "i8042.dumbkbd", "skerry.channel=vsock"),
 )
 """A guest ends its machine by a reboot through the keyboard's controller: Firecracker has no power switch."""
+Files = Mapping[str, Path]
 _KERNEL, _INITRD = "kernel", "initrd"
 _API_UP_S = 15.0
 _LOOK_AGAIN_S = 0.003
 _LAST_WORDS_S = 1.0
 
 
-class Firecracker(Hypervisor):
-    name = checks.NAME
+class FirecrackerHypervisor(Hypervisor):
+    name = probe.NAME
 
     def __init__(
-        self,
-        cache: Path,
-        kernel: Callable[[], Kernel | None],
-        *,
-        program: str = "firecracker",
-        jailer: str = "jailer",
+        self, cache: Path, kernel: Callable[[], Kernel | None], *, program: str = "firecracker", jailer: str = "jailer"
     ) -> None:
-        """`cache` keeps what was found out of this host, and `kernel` gives one to find it out with. Without a jailer,
-        or where we are not root, machines run without a jail."""
+        """`cache` keeps findings about this host, and `kernel` gives one to probe KVM with. Without a jailer, or where
+        we are not root, machines run without a jail."""
         self._cache = cache
         self._any_kernel = kernel
         self._program = program
@@ -53,8 +51,8 @@ class Firecracker(Hypervisor):
         async with self._probing:
             if self._can is None:
                 found = await self._programs()
-                programs.check_device()
-                await proof.prove(self, self._any_kernel(), found.version, self._cache)
+                probe.check_device()
+                await probe.probe_kvm(self, self._any_kernel(), found.version, self._cache)
                 self._can = Capabilities(accelerator="kvm", version=found.version, snapshots=True, shares_memory=True)
             return self._can
 
@@ -63,53 +61,50 @@ class Firecracker(Hypervisor):
         await asyncio.to_thread(_copy, base, folder.file(path), size)
         return Drive(name=name, path=path)
 
-    async def boot(self, folder: VmFolder, machine: Machine, limits: Limits | None) -> None:
+    async def boot(self, folder: VmFolder, machine: Machine, limits: MachineLimits | None) -> None:
         boot_args = " ".join((*_BOOT_ARGS, *machine.boot_args))
-        checks.check_machine(machine, boot_args)
+        probe.check_machine(machine, boot_args)
         found = await self._programs()
-        kernel = checks.kernel_file(machine.kernel, found.version)
-        files = {_KERNEL: kernel, _INITRD: machine.kernel.initrd}
+        files = {_KERNEL: probe.kernel_file(machine.kernel, found.version), _INITRD: machine.kernel.initrd}
         api = await self._start(folder, machine, limits, files, found)
-        await api.set_machine_config(model.MachineConfig(vcpu_count=machine.vcpus, mem_size_mib=machine.memory_mib))
-        await api.set_boot_source(model.BootSource(kernel_image_path=_KERNEL, initrd_path=_INITRD, boot_args=boot_args))
-        for drive in machine.drives:
-            await api.set_drive(_device(drive))
-        await api.set_vsock(model.Vsock(guest_cid=machine.cid, uds_path=CHANNEL))
-        await api.act("InstanceStart")
+        for body in (
+            bodies.MachineConfigBody(vcpu_count=machine.vcpus, mem_size_mib=machine.memory_mib),
+            bodies.BootSource(kernel_image_path=_KERNEL, initrd_path=_INITRD, boot_args=boot_args),
+            *map(_device, machine.drives),
+            bodies.Vsock(guest_cid=machine.cid or FIRST_CID, uds_path=CHANNEL),
+            bodies.InstanceAction(action_type="InstanceStart"),
+        ):
+            await api.send(body)
 
     async def save(self, folder: VmFolder, into: Path) -> None:
-        note = Note.read(folder.path)
+        note = MachineNote.read(folder.path)
         api = _api(folder)
-        await api.set_state("Paused")
-        await api.create_snapshot(
-            model.SnapshotCreate(
-                snapshot_type="Full", snapshot_path=keeping.NEW_STATE, mem_file_path=keeping.NEW_MEMORY
-            )
-        )
+        await api.send(VmState(state="Paused"))
+        await api.send(bodies.SnapshotCreate(snapshot_type="Full", snapshot_path=NEW_STATE, mem_file_path=NEW_MEMORY))
         await asyncio.to_thread(launch.kill, folder)
-        await asyncio.to_thread(keeping.keep, note, folder.file(note.home), into)
+        await asyncio.to_thread(snapshot_note.keep, note, folder.file(note.home), into)
         await self.kill(folder)
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: Limits | None) -> None:
-        checks.check_machine(machine, "")
+    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
+        probe.check_machine(machine, "")
         found = await self._programs()
-        before = await asyncio.to_thread(keeping.check, saved, machine, found.version)
+        before = await asyncio.to_thread(snapshot_note.check, saved, machine, found.version)
         files = {STATE: saved / STATE, MEMORY: saved / MEMORY}
         api = await self._start(folder, machine, limits, files, found)
-        backend = model.MemoryBackend(backend_type="File", backend_path=MEMORY)
+        backend = bodies.MemoryBackend(backend_type="File", backend_path=MEMORY)
         try:
-            await api.load_snapshot(model.SnapshotLoad(snapshot_path=STATE, mem_backend=backend, resume_vm=True))
-        except (Refused, Gone) as error:
+            await api.send(bodies.SnapshotLoad(snapshot_path=STATE, mem_backend=backend, resume_vm=True))
+        except (ApiRefused, Gone) as error:
             raise Conflict(f"{saved} cannot be restored here: {error}") from error
-        for name, size in Note.read(folder.path).drives.items():
+        for name, size in MachineNote.read(folder.path).drives.items():
             if size != before.drives[name]:
-                await api.update_drive(model.DriveUpdate(drive_id=name, path_on_host=drive_path(name)))
+                await api.send(bodies.DriveUpdate(drive_id=name, path_on_host=drive_path(name)))
 
     async def pause(self, folder: VmFolder) -> None:
-        await _api(folder).set_state("Paused")
+        await _api(folder).send(VmState(state="Paused"))
 
     async def resume(self, folder: VmFolder) -> None:
-        await _api(folder).set_state("Resumed")
+        await _api(folder).send(VmState(state="Resumed"))
 
     async def is_paused(self, folder: VmFolder) -> bool:
         return (await _api(folder).instance()).state == "Paused"
@@ -118,49 +113,48 @@ class Firecracker(Hypervisor):
         await asyncio.to_thread(_kill, folder)
 
     async def _programs(self) -> Programs:
-        return await asyncio.to_thread(programs.find, self._program, self._jailer)
+        return await asyncio.to_thread(probe.find, self._program, self._jailer)
 
     async def _start(
-        self, folder: VmFolder, machine: Machine, limits: Limits | None, files: Mapping[str, Path], found: Programs
+        self, folder: VmFolder, machine: Machine, limits: MachineLimits | None, files: Files, found: Programs
     ) -> Api:
-        """The process, with nothing configured."""
+        """Start the process, with nothing configured. Raises CreateFailed."""
         await asyncio.to_thread(_launch, folder, machine, limits, files, found)
         api = _api(folder)
-        deadline = time.monotonic() + _API_UP_S
-        while True:
+        gone: Gone | None = None
+        for delay_s in backoff(_LOOK_AGAIN_S, _LOOK_AGAIN_S, _API_UP_S):
             try:
                 await api.instance()
                 return api
             except Gone as error:
-                if folder.how_it_ended() or time.monotonic() > deadline:
-                    await folder.wait(_LAST_WORDS_S)
-                    reason = folder.how_it_ended() or f"it did not answer within {_API_UP_S:g} s"
-                    words = folder.read_console(4096)
-                    raise CreateFailed(f"Firecracker did not start: {reason}", log=words) from error
-            await asyncio.sleep(_LOOK_AGAIN_S)
+                gone = error
+                if folder.how_it_ended():
+                    break
+            await asyncio.sleep(delay_s)
+        await folder.wait(_LAST_WORDS_S)
+        reason = folder.how_it_ended() or f"it did not answer within {_API_UP_S:g} s"
+        raise CreateFailed(f"Firecracker did not start: {reason}", log=folder.read_console(4096)) from gone
 
 
 def _api(folder: VmFolder) -> Api:
-    return Api(folder.file(Note.read(folder.path).home) / API)
+    return Api(folder.file(MachineNote.read(folder.path).home) / API)
 
 
-def _launch(
-    folder: VmFolder, machine: Machine, limits: Limits | None, files: Mapping[str, Path], found: Programs
-) -> None:
-    made = place.prepare(folder, machine, files, found)
-    Note.of(machine, folder.path, found.version, made.home).write(folder.path)
-    launch.start(folder, made.launch, limits)
+def _launch(folder: VmFolder, machine: Machine, limits: MachineLimits | None, files: Files, found: Programs) -> None:
+    process, home = jail.prepare(folder, machine, files, found)
+    MachineNote.of(machine, folder.path, found.version, home).write(folder.path)
+    launch.start(folder, process, limits)
 
 
 def _kill(folder: VmFolder) -> None:
     if folder.path.exists():
         launch.kill(folder)
-        place.clear(folder)
+        jail.clear(folder)
 
 
-def _device(drive: Drive) -> model.Drive:
-    """None is Firecracker's root device: our own first process finds the root, and no argument is added for it."""
-    return model.Drive(
+def _device(drive: Drive) -> bodies.DriveBody:
+    """No drive is Firecracker's root device: our own first process finds the root, and no argument is added for it."""
+    return bodies.DriveBody(
         drive_id=drive.name,
         path_on_host=drive_path(drive.name),
         is_root_device=False,

@@ -1,1 +1,4 @@
-"""What machines are made of: kernels, first file systems, root file systems; made once and kept."""
+"""Images and kernels for machines, made and kept in a cache folder without root or a daemon.
+
+From outside: `store` (images), `kernels`, `disks` (drives beside the root) and `artifact_cache`.
+"""

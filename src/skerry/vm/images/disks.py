@@ -1,61 +1,51 @@
-"""The drives that every machine has beside its root: the agent with an interpreter, and empty ones to write to."""
+"""Drives that every machine has beside its root: the agent with an interpreter, and empty ones to write to."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from pathlib import Path
-from threading import Lock
 
-from skerry.agent import runtime
+from skerry.agent import bundle
 from skerry.errors import InvalidSpec
-from skerry.sources import roots
+from skerry.oci import roots
 from skerry.vm.images import ext4, programs, tree
-from skerry.vm.images.shelf import Shelf
+from skerry.vm.images.artifact_cache import ArtifactCache
 
 _WAIT_S = 300.0
-_MAKE_S = 120.0
 _LEAST_BYTES = 1 << 20
-_one_thread = Lock()
-"""Python 3.11 cannot parse sources in several threads at once, as is done to make those folders."""
 _JOURNAL_MIB = 16
 
 
-async def runtime_disk(cache: Path) -> tuple[str, Path]:
-    """The drive with /agent and /python that every machine mounts at /.skerry, and a key that changes with it."""
-    shelf = Shelf(cache / "runtimes")
-    python, agent = await asyncio.to_thread(_folders, cache)
-    name = f"{python.name}+{agent.name}"
-    key = hashlib.sha256(name.encode()).hexdigest()[:32]
-    place = shelf.folder / f"{key}.ext4"
-    if not place.exists():
-        async with shelf.locked(key, _WAIT_S):
-            if not place.exists():
-                with shelf.aside() as scratch:
-                    made = scratch / "disk"
-                    await asyncio.to_thread(_write_runtime, agent, python, made)
-                    made.chmod(0o444)
-                    shelf.put(made, place.name)
-    return key, place
+async def runtime_disk(cache_dir: Path, *, has_python: bool = True) -> tuple[str, Path]:
+    """The drive with /agent and /python that every machine mounts at /.skerry, and a key that changes with it. Without
+    an interpreter, which is a copy of this host's, the image has to bring one: /python is a mount point then."""
+    if has_python:
+        portable = await asyncio.to_thread(bundle.portable, cache_dir)
+        folders = {
+            "agent": await asyncio.to_thread(bundle.agent_folder, cache_dir, portable.python),
+            "python": portable.folder,
+        }
+    else:
+        folders = {"agent": await asyncio.to_thread(bundle.agent_folder, cache_dir, sys.executable)}
+    names = "+".join(folder.name for folder in reversed(folders.values()))
+    key = hashlib.sha256(names.encode()).hexdigest()[:32]
 
+    def write(made: Path) -> None:
+        entries = [] if has_python else [tree.folder_entry("python"), tree.folder_entry("run", 0o1777)]
+        for name, folder in folders.items():
+            for entry in roots.in_folder(folder, lambda _: None):
+                info = entry.info
+                info.name = f"{name}/{info.name}"
+                if info.islnk():
+                    info.linkname = f"{name}/{info.linkname}"
+                info.uid = info.gid = info.mtime = 0
+                entries.append(entry)
+        ext4.write(tree.of(entries, folders=()), made)
 
-def _folders(cache: Path) -> tuple[Path, Path]:
-    with _one_thread:
-        portable = runtime.portable(cache)
-        return portable.folder, runtime.agent_folder(cache, portable.python)
-
-
-def _write_runtime(agent: Path, python: Path, made: Path) -> None:
-    entries = []
-    for name, folder in (("agent", agent), ("python", python)):
-        for entry in roots.in_folder(folder, lambda _: None):
-            info = entry.info
-            info.name = f"{name}/{info.name}"
-            if info.islnk():
-                info.linkname = f"{name}/{info.linkname}"
-            info.uid = info.gid = info.mtime = 0
-            entries.append(entry)
-    ext4.write(tree.of(entries, folders=()), made)
+    cache = ArtifactCache(cache_dir / "runtimes")
+    return key, await cache.get_or_make(f"{key}.ext4", lambda made: asyncio.to_thread(write, made), _WAIT_S)
 
 
 async def blank_disk(cache: Path, size: int, *, journal: bool = False) -> Path:
@@ -64,19 +54,14 @@ async def blank_disk(cache: Path, size: int, *, journal: bool = False) -> Path:
     if size < _LEAST_BYTES:
         raise InvalidSpec(f"a disk has {_LEAST_BYTES} bytes at least, not {size}")
     size = -(-size // ext4.BLOCK) * ext4.BLOCK
-    shelf = Shelf(cache / "blanks")
-    place = shelf.folder / f"{size}{'-journal' if journal else ''}.ext4"
-    if not place.exists():
-        async with shelf.locked(place.name, _WAIT_S):
-            if not place.exists():
-                with shelf.aside() as scratch:
-                    made = scratch / "disk"
-                    with open(made, "xb") as file:
-                        file.truncate(size)
-                    options = "root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1,nodiscard"
-                    kind = ("-J", f"size={_JOURNAL_MIB}") if journal else ("-O", "^has_journal")
-                    arguments = ("-q", "-F", "-t", "ext4", "-m", "0", *kind, "-E", options)
-                    await programs.run("mke2fs", *arguments, made, timeout_s=_MAKE_S)
-                    made.chmod(0o444)
-                    shelf.put(made, place.name)
-    return place
+
+    async def make(made: Path) -> None:
+        with open(made, "xb") as file:
+            file.truncate(size)
+        options = "root_owner=0:0,lazy_itable_init=1,lazy_journal_init=1,nodiscard"
+        kind = ("-J", f"size={_JOURNAL_MIB}") if journal else ("-O", "^has_journal")
+        arguments = ("-q", "-F", "-t", "ext4", "-m", "0", *kind, "-E", options)
+        await programs.run("mke2fs", *arguments, made, timeout_s=120.0)
+
+    name = f"{size}{'-journal' if journal else ''}.ext4"
+    return await ArtifactCache(cache / "blanks").get_or_make(name, make, _WAIT_S)

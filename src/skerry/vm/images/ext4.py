@@ -1,19 +1,21 @@
-"""Writes a tree as an ext4 file system to be read only: without root or a mount, and the same for the same tree.
+"""Writer of ext4 file systems to be read only: without root or a mount, and the same for the same tree. Others' are
+checked here.
 
 All that describes it lies at its beginning, and the content of every file in one piece behind that.
 """
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from skerry.errors import InvalidSpec
-from skerry.vm.images import ext4_xattrs, tree
+from skerry.vm.images import tree
 from skerry.vm.images.tree import Node
 
 BLOCK = 4096
@@ -33,13 +35,51 @@ _PIECE = 1 << 20
 _SUPERBLOCK = struct.Struct("<13I6H4I2HI2H3I16s16s")
 _INODE_HEAD = struct.Struct("<HHIIIIIHHIII60sIIII6H")
 _EXTRA = struct.Struct("<HHIIIIIII")
+_XATTR_MAGIC = 0xEA020000
+_XATTR_PREFIXES = {"user.": 1, "security.": 6}
+_XATTR_ENTRY = struct.Struct("<BBHIII")
+_XATTR_HEADER = 32
+_WORD = 0xFFFFFFFF
+_MAGIC = b"\x53\xef"
+_NEEDS_RECOVERY, _NUMBERS_OF_64_BITS = 0x4, 0x80
+_MAX_BLOCK_SIZE = 6
+"""As a power of two, of kibibytes."""
 
 Took = Callable[[int], None]
 """Told how many bytes of content were written."""
 
 
+def is_one(path: Path) -> bool:
+    """Whether a file holds a file system of this kind, or one of its forerunners, by its superblock."""
+    try:
+        return path.is_file() and _superblock_of(path)[56:58] == _MAGIC
+    except OSError:
+        return False
+
+
+def check(path: Path) -> None:
+    """Raise InvalidSpec for a file that holds no such file system, or none that can be mounted to be read only."""
+    found = _superblock_of(path)
+    if found[56:58] != _MAGIC:
+        raise InvalidSpec(f"{path} holds no ext4 file system: make one with `mke2fs -t ext4 -d FOLDER`", field="image")
+    blocks, features = int.from_bytes(found[4:8], "little"), int.from_bytes(found[96:100], "little")
+    if features & _NUMBERS_OF_64_BITS:
+        blocks |= int.from_bytes(found[336:340], "little") << 32
+    size = int.from_bytes(found[24:28], "little")
+    if size > _MAX_BLOCK_SIZE or blocks * (1024 << size) > path.stat().st_size:
+        raise InvalidSpec(f"{path} is damaged: its file system is larger than the file", field="image")
+    if features & _NEEDS_RECOVERY:
+        reason = "was not unmounted, and has changes in its journal: run `e2fsck -p` on it"
+        raise InvalidSpec(f"{path} {reason}", field="image")
+
+
+def _superblock_of(path: Path) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), 1024, 1024).ljust(1024, b"\0")
+
+
 def write(root: Node, path: Path, took: Took = lambda _: None) -> None:
-    """Make the file. Content is read in the order in which the tree's entries came."""
+    """Write the file. Content is read in the order in which the tree's entries came. Raises InvalidSpec."""
     nodes = _numbered(root)
     plan = _Plan(nodes)
     with open(path, "xb") as file:
@@ -75,28 +115,26 @@ def _numbered(root: Node) -> list[Node]:
 
 
 class _Plan:
-    """Where everything lies."""
+    """Layout of the file system: the place of everything in it."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.places: dict[Node, int] = {}
         self.own_blocks: list[tuple[int, bytes]] = []
-        """What is ours to say: folders, long links, lists of extents and attributes."""
+        """Blocks that are ours: folders, long links, lists of extents and attributes."""
         self._inodes: dict[int, bytes] = {}
         self._folders = [node.number for node in nodes if node.is_folder]
-        contents = [_own_content(node) for node in nodes]
+        contents = [None if stat.S_ISREG(node.mode) else _own_content(node) for node in nodes]
         data = sum(_blocks_of(node, content) for node, content in zip(nodes, contents, strict=True))
         self._used_inodes = _FIRST - 1 + len(nodes) - 1
         self._size_up(data)
         self._next = self._first_data
-        files = [node for node in nodes if stat.S_ISREG(node.mode)]
-        for node, content in zip(nodes, contents, strict=True):
-            if not stat.S_ISREG(node.mode):
-                self._inodes[node.number] = self._inode(node, content)
-        for node in sorted(files, key=lambda node: node.order):
-            self._inodes[node.number] = self._inode(node, None)
+        files = [(node, content) for node, content in zip(nodes, contents, strict=True) if content is None]
+        others = [(node, content) for node, content in zip(nodes, contents, strict=True) if content is not None]
+        for node, content in (*others, *sorted(files, key=lambda file: file[0].order)):
+            self._inodes[node.number] = self._inode(node, content)
 
     def _size_up(self, data: int) -> None:
-        """How many groups there are depends on how much room their descriptions take."""
+        """Count the groups, which depends on the room that their descriptions take."""
         groups = 0
         while True:
             groups += 1
@@ -132,7 +170,7 @@ class _Plan:
                 self.own_blocks.append((place, content))
             pointers, leaves = self._extents(place, blocks)
             used = blocks + leaves
-        inside, outside = ext4_xattrs.packed(node.xattrs, _INODE - 160, BLOCK)
+        inside, outside = _packed_xattrs(node.xattrs, _INODE - 160, BLOCK)
         attributes = 0
         if outside:
             attributes = self._take(1)
@@ -141,17 +179,17 @@ class _Plan:
         return _packed_inode(node, size, used, flags, pointers, attributes, inside)
 
     def _extents(self, place: int, blocks: int) -> tuple[bytes, int]:
-        """What an inode says of its blocks, and how many more it takes to say it."""
+        """Pack the extents of an inode; returns them and the count of blocks that they take outside of it."""
         extents = [
             struct.pack("<IHHI", done, min(_MAX_EXTENT, blocks - done), 0, place + done)
             for done in range(0, blocks, _MAX_EXTENT)
         ]
         if len(extents) <= 4:
-            return _extent_node(extents, 4, 0), 0
+            return _extent_node(extents, 4), 0
         indexes = []
         for first in range(0, len(extents), _PER_LEAF):
             leaf = self._take(1)
-            self.own_blocks.append((leaf, _extent_node(extents[first : first + _PER_LEAF], _PER_LEAF, 0)))
+            self.own_blocks.append((leaf, _extent_node(extents[first : first + _PER_LEAF], _PER_LEAF)))
             indexes.append(struct.pack("<IIHH", first * _MAX_EXTENT, leaf, 0, 0))
         return _extent_node(indexes, 4, 1), len(indexes)
 
@@ -171,36 +209,27 @@ class _Plan:
             places = (bitmaps + group, bitmaps + self._groups + group, tables + group * self._table_blocks)
             counts = (last - first - used, self._inodes_per_group - used_inodes, folders)
             descriptors.append(struct.pack("<3I3H14x", *places, *counts))
-        parts = [_padded(bytes(1024) + self._superblock(), BLOCK)]
-        parts.append(_padded(b"".join(descriptors), self._descriptor_blocks * BLOCK))
-        parts += [*block_bits, *inode_bits]
         table = bytearray(self._groups * self._table_blocks * BLOCK)
         for number, inode in self._inodes.items():
             table[(number - 1) * _INODE : number * _INODE] = inode
-        return b"".join([*parts, table])
+        superblock = (bytes(1024) + self._superblock()).ljust(BLOCK, b"\0")
+        described = b"".join(descriptors).ljust(self._descriptor_blocks * BLOCK, b"\0")
+        return b"".join([superblock, described, *block_bits, *inode_bits, table])
 
     def _superblock(self) -> bytes:
         inodes = self._groups * self._inodes_per_group
         free = self.blocks - self._next
         counts = (inodes, self.blocks, 0, free, inodes - self._used_inodes, 0, 2, 2)
         sizes = (_PER_GROUP, _PER_GROUP, self._inodes_per_group, 0, 0)
-        states = (0, 0xFFFF, 0xEF53, 1, 1, 0)
-        revision = (0, 0, 0, 1)
+        states = (0, 0xFFFF, 0xEF53, 1, 1, 0, 0, 0, 0, 1)
         features = (0x208, 0x242, 0x62)  # attributes, no copies; types in names, extents, groups together; large files
+        rest = (0, 0, _FIRST, _INODE, 0, *features, _UUID, b"skerry")
         block = bytearray(1024)
-        _SUPERBLOCK.pack_into(
-            block, 0, *counts, *sizes, *states, *revision, 0, 0, _FIRST, _INODE, 0, *features, _UUID, b"skerry"
-        )
+        _SUPERBLOCK.pack_into(block, 0, *counts, *sizes, *states, *rest)
         block[236:253] = _UUID + b"\x01"  # the seed of hashes of names, and which hash
         struct.pack_into("<HHI", block, 348, 32, 32, 2)
         block[372] = max(1, (self._groups - 1).bit_length())
         return bytes(block)
-
-
-def _own_content(node: Node) -> bytes | None:
-    if stat.S_ISREG(node.mode):
-        return None
-    return _folder_content(node) if node.is_folder else node.target
 
 
 def _blocks_of(node: Node, content: bytes | None) -> int:
@@ -208,10 +237,13 @@ def _blocks_of(node: Node, content: bytes | None) -> int:
     blocks = 0 if stat.S_ISLNK(node.mode) and size < 60 else -(-size // BLOCK)
     extents = -(-blocks // _MAX_EXTENT)
     leaves = -(-extents // _PER_LEAF) if extents > 4 else 0
-    return blocks + leaves + bool(ext4_xattrs.packed(node.xattrs, _INODE - 160, BLOCK)[1])
+    return blocks + leaves + bool(_packed_xattrs(node.xattrs, _INODE - 160, BLOCK)[1])
 
 
-def _folder_content(folder: Node) -> bytes:
+def _own_content(folder: Node) -> bytes:
+    """Content of a folder or a link."""
+    if not folder.is_folder:
+        return folder.target
     parent = folder.parent or folder
     names = [(b".", folder), (b"..", parent), *sorted(folder.children.items())]
     blocks: list[list[bytes]] = [[]]
@@ -231,7 +263,7 @@ def _folder_block(entries: list[bytes]) -> bytes:
     lengths = [len(entry) for entry in entries]
     lengths[-1] = BLOCK - sum(lengths[:-1])
     joined = (entry[:4] + struct.pack("<H", length) + entry[6:] for entry, length in zip(entries, lengths, strict=True))
-    return _padded(b"".join(joined), BLOCK)
+    return b"".join(joined).ljust(BLOCK, b"\0")
 
 
 def _packed_inode(
@@ -245,10 +277,10 @@ def _packed_inode(
         node.mode, node.uid & 0xFFFF, low, mtime, mtime, mtime, 0, node.gid & 0xFFFF, links,
         used * (BLOCK // 512) & 0xFFFFFFFF, flags, 0, pointers, 0, attributes, high, 0, *ids,
     )  # fmt: skip
-    return _padded(head + _EXTRA.pack(32, 0, 0, 0, 0, mtime, 0, 0, 0) + inside, _INODE)
+    return (head + _EXTRA.pack(32, 0, 0, 0, 0, mtime, 0, 0, 0) + inside).ljust(_INODE, b"\0")
 
 
-def _extent_node(items: list[bytes], most: int, depth: int) -> bytes:
+def _extent_node(items: list[bytes], most: int, depth: int = 0) -> bytes:
     return struct.pack("<HHHHI", 0xF30A, len(items), most, depth, 0) + b"".join(items)
 
 
@@ -256,10 +288,6 @@ def _bits(used: int, there: int) -> bytes:
     """A bitmap of one block; what is behind its end counts as used."""
     bits = (1 << used) - 1 | ((1 << (8 * BLOCK)) - (1 << there))
     return bits.to_bytes(BLOCK, "little")
-
-
-def _padded(content: bytes, size: int) -> bytes:
-    return content + bytes(size - len(content))
 
 
 def _copy(node: Node, file: BinaryIO, took: Took) -> None:
@@ -276,3 +304,54 @@ def _copy(node: Node, file: BinaryIO, took: Took) -> None:
             else:
                 file.write(piece)
             took(len(piece))
+
+
+def _packed_xattrs(attributes: Mapping[str, bytes], inside: int, block: int) -> tuple[bytes, bytes]:
+    """Pack attributes for the inode if they fit into `inside` bytes, or else for a block. Raises InvalidSpec."""
+    if not attributes:
+        return b"", b""
+    named = []
+    for name, value in attributes.items():
+        prefix = next(each for each in _XATTR_PREFIXES if name.startswith(each))
+        named.append((_XATTR_PREFIXES[prefix], name.removeprefix(prefix).encode(), value))
+    named.sort(key=lambda each: (each[0], len(each[1]), each[1]))
+    body = _xattr_body(named, inside - 4, 0)
+    if body is not None:
+        return struct.pack("<I", _XATTR_MAGIC) + body, b""
+    body = _xattr_body(named, block - _XATTR_HEADER, _XATTR_HEADER)
+    if body is None:
+        raise InvalidSpec("the image has a file with more extended attributes than ext4 keeps")
+    whole = 0
+    for _, key, value in named:
+        whole = (whole << 16 ^ whole >> 16 ^ _xattr_hash(key, value)) & _WORD
+    return b"", struct.pack("<IIIII12x", _XATTR_MAGIC, 1, 1, whole, 0) + body
+
+
+def _xattr_hash(name: bytes, value: bytes) -> int:
+    found = 0
+    for letter in name:
+        found = (found << 5 ^ found >> 27 ^ letter) & _WORD
+    padded = value + bytes(-len(value) % 4)
+    for (word,) in struct.iter_unpack("<I", padded):
+        found = (found << 16 ^ found >> 16 ^ word) & _WORD
+    return found
+
+
+def _xattr_body(named: list[tuple[int, bytes, bytes]], room: int, before: int) -> bytes | None:
+    """Entries from the front, their values from the back; values are found from where the entries begin, or from the
+    beginning of their block."""
+    entries, end = [], room
+    values = bytearray(room)
+    for index, name, value in named:
+        if len(name) > 255:
+            return None
+        end -= len(value) + -len(value) % 4
+        place = max(end, 0) + before if value else 0
+        entry = _XATTR_ENTRY.pack(len(name), index, place, 0, len(value), _xattr_hash(name, value)) + name
+        entries.append(entry + bytes(-len(entry) % 4))
+        if sum(map(len, entries)) + 4 > end:
+            return None
+        values[end : end + len(value)] = value
+    head = b"".join(entries)
+    values[: len(head)] = head
+    return bytes(values)

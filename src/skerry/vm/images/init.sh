@@ -32,7 +32,18 @@ while [ ! -b /dev/vdb ]; do
     sleep 0.05
 done
 mount -t ext4 -o ro,noatime /dev/vda /root || fail "its root file system is damaged"
+if [ ! -d /root/.skerry ]; then # others made it: folders that it lacks are laid below it
+    mount -o move /root /image
+    mount -t tmpfs -o mode=755 lacking /lacking
+    for name in @FOLDERS@; do
+        mkdir -p "/lacking/$name"
+    done
+    mount -t overlay -o ro,lowerdir=/image:/lacking root /root || fail "its root file system lacks folders"
+fi
 mount -t ext4 -o ro,noatime /dev/vdb /root/.skerry || fail "the agent's file system is damaged"
+if [ ! -e /root/.skerry/python/bin ]; then # of a host that has none for us: the image brings it
+    mount -o bind /root/usr/lib/skerry/python /root/.skerry/python || fail "its image has no interpreter for the agent"
+fi
 mount -o move /proc /root/proc
 mount -o move /dev /root/dev
 mount -t sysfs -o nosuid,nodev,noexec sys /root/sys

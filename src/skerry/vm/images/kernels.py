@@ -5,39 +5,47 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from skerry.errors import NotFound, ProviderError, Unsupported
-from skerry.progress import OnProgress, Progress
+from skerry.errors import InvalidSpec, NotFound, ProviderError, Unsupported
+from skerry.model.results import OnProgress, Progress
 from skerry.vm.base import Kernel
-from skerry.vm.images import initrd, packages, vmlinux
-from skerry.vm.images.modules import Modules
-from skerry.vm.images.shelf import Shelf
+from skerry.vm.images import boot, debian, programs
+from skerry.vm.images.artifact_cache import ArtifactCache, read_note, stamp_of
+from skerry.vm.images.debian import Modules
 
 _PACKAGES = {"x86_64": "linux-image-cloud-amd64", "aarch64": "linux-image-cloud-arm64"}
 _FILES = ("vmlinuz", "vmlinux", "initrd")
 _ABOUT = "kernel.json"
 _MODULES = "modules"
-_SHORTEST_KEY = 6
 _WAIT_S = 1800.0
 _BUILD_S = 4 * 3600.0
+_FRAGMENT = Path(__file__).with_name("kernel.config")
+_NEEDED = {
+    "make": "make", "gcc": "gcc", "flex": "flex", "bison": "bison", "bc": "bc", "lz4": "lz4", "perl": "perl",
+    "xz": "xz-utils", "tar": "tar",
+}  # fmt: skip
+_HEADERS = {"/usr/include/libelf.h": "libelf-dev", "/usr/include/linux/limits.h": "linux-libc-dev"}
+_CONFIGURE_S = 600.0
+_STEPS = 2080
+"""About how many lines the build says, so that somebody who waits sees how far it is."""
+_ASKED = re.compile(r"^(CONFIG_\w+)=y$", re.MULTILINE)
 
 
 class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a kernel beside its files."""
+    """Record of a kernel beside its files."""
 
     key: str
     version: str
     """As the kernel calls itself, so that modules that were made for it are found."""
     package: str
-    """The version of the package that it comes from."""
+    """The version of the package that it comes from, or the file."""
     own: bool
     started_by: str
     """A digest of the script that it starts with; another script makes another kernel of it."""
@@ -47,26 +55,37 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelStore:
-    """The kernels in a cache folder, by their keys."""
+    """Kernels in a cache folder, by their keys."""
 
-    def __init__(self, cache: Path) -> None:
-        self._shelf = Shelf(cache / "kernels")
+    def __init__(self, cache: Path, folder: str = "kernels") -> None:
+        self._cache = ArtifactCache(cache / folder)
 
     def all(self) -> list[KernelInfo]:
-        """The newest first, and our own before those."""
-        found = (_read(path) for path in self._shelf.folder.glob(f"[!.]*/{_ABOUT}"))
+        """All kernels, the newest first, and our own before those; of those that differ in the script that they start
+        with, as several versions of ours share a cache, this one's first."""
+        found = (read_note(path, KernelInfo) for path in self._cache.folder.glob(f"[!.]*/{_ABOUT}"))
         whole = [about for about in found if about is not None]
-        return sorted(whole, key=lambda about: (about.own, about.created_at), reverse=True)
+        newest: dict[tuple[str, str], float] = {}
+        for about in whole:
+            kind = (about.version, about.package)
+            newest[kind] = max(about.created_at, newest.get(kind, 0.0))
+        ours = _started_by()
+
+        def order(about: KernelInfo) -> tuple[bool, float, bool, float]:
+            since = newest[about.version, about.package]
+            return about.own, since, about.started_by == ours, about.created_at
+
+        return sorted(whole, key=order, reverse=True)
 
     def find(self, key: str) -> KernelInfo:
-        """By its key or the beginning of that. Raises NotFound."""
-        found = [each for each in self.all() if len(key) >= _SHORTEST_KEY and each.key.startswith(key)]
+        """Find a kernel by its key or the beginning of that. Raises NotFound."""
+        found = [each for each in self.all() if len(key) >= 6 and each.key.startswith(key)]
         if len(found) != 1:
             raise NotFound(f"no kernel has the key {key!r}; `skerry image kernel ls` lists them")
         return found[0]
 
     async def get(self, version: str = "") -> Kernel:
-        """One that is here, of that version if it is given. Asks nobody; raises NotFound."""
+        """Get one that is here, of that version if it is given. Raises NotFound."""
         about = next((each for each in self.all() if version in ("", each.version)), None)
         if about is None:
             if version:
@@ -74,9 +93,22 @@ class KernelStore:
                     f"the kernel {version} is not here, and the image has its modules: build the image again"
                 )
             raise NotFound("there is no kernel for machines: `skerry image kernel fetch` brings Debian's")
-        if about.started_by != _started_by():
-            about = await self._start_anew(about)
-        return self._kernel(about)
+        return await self._ready(about)
+
+    async def _ready(self, about: KernelInfo) -> Kernel:
+        return self._kernel(about if about.started_by == _started_by() else await self._start_anew(about))
+
+    async def from_file(self, path: Path) -> Kernel:
+        """Get the kernel of a user's file, which is copied with the modules that machines need, once and again whenever
+        it has changed. Raises InvalidSpec or ProviderError."""
+        origin = await asyncio.to_thread(stamp_of, path, "kernel")
+        async with self._cache.locked(origin, _WAIT_S):
+            made = next((each for each in self.all() if each.package == origin), None)
+            if made is None:
+                with self._cache.aside() as scratch:
+                    shell = await busybox(scratch, lambda _: None)
+                    made = await asyncio.to_thread(self._put_file, path, origin, scratch / "kernel", shell)
+        return await self._ready(made)
 
     async def get_or_fetch(self, on_progress: OnProgress) -> Kernel:
         try:
@@ -85,50 +117,64 @@ class KernelStore:
             return await self.fetch(on_progress)
 
     async def fetch(self, on_progress: OnProgress, *, again: bool = False) -> Kernel:
-        """Debian's newest; one that is here already is not fetched twice, unless that is asked for."""
+        """Fetch Debian's newest; one that is here already is not fetched twice, unless `again`. Raises Unsupported."""
         package = _PACKAGES.get(os.uname().machine)
         if package is None:
             raise Unsupported("machines", "this host", f"there is no kernel for {os.uname().machine}")
-        async with self._shelf.locked(package, _WAIT_S):
+        async with self._cache.locked(package, _WAIT_S):
             here = next((each for each in self.all() if not each.own), None)
             if here is not None and not again:
                 return await self.get(here.version)
-            with self._shelf.aside() as scratch:
-                real = await packages.depended_on(package, "linux-image-")
+            with self._cache.aside() as scratch:
+                real = await debian.depended_on(package, "linux-image-")
                 unpacked = scratch / "package"
-                number = await packages.unpack(real, unpacked, on_progress)
+                number = await debian.unpack(real, unpacked, on_progress)
                 shell = await busybox(scratch, on_progress)
                 on_progress(Progress(f"making {real} ready"))
                 return self._kernel(await asyncio.to_thread(self._put_debian, scratch, unpacked, number, shell))
 
-    async def add_own(self, vmlinuz: Path, uncompressed: Path, version: str, package: str, scratch: Path) -> Kernel:
-        """A kernel that needs no modules, built elsewhere."""
-        shell = await busybox(scratch, lambda _: None)
-        folder = scratch / "kernel"
-        (folder / _MODULES).mkdir(parents=True)
-        shutil.copyfile(vmlinuz, folder / "vmlinuz")
-        shutil.copyfile(uncompressed, folder / "vmlinux")
-        (folder / "initrd").write_bytes(initrd.make(shell.read_bytes(), {}))
-        return self._kernel(self._put(folder, version, package, own=True))
-
-    @asynccontextmanager
-    async def making_own(self) -> AsyncIterator[Path]:
-        """A folder to build one in; one at a time."""
-        async with self._shelf.locked("a kernel of our own", _BUILD_S):
-            with self._shelf.aside() as scratch:
-                yield scratch
+    async def build_own(self, on_progress: OnProgress) -> Kernel:
+        """Build a kernel from Debian's source with all that machines need built in, unless one of the same source and
+        configuration is here. Raises ProviderError or Unsupported."""
+        if os.uname().machine != "x86_64":
+            why = "its configuration is for x86; fetch Debian's instead"
+            raise Unsupported("a kernel of our own", "this host", why)
+        missing = [name for program, name in _NEEDED.items() if programs.which(program) is None]
+        missing += [name for header, name in _HEADERS.items() if not os.path.exists(header)]
+        if missing:
+            raise ProviderError(
+                f"a kernel is built with programs that are not here: apt-get install {' '.join(missing)}"
+            )
+        package = await debian.depended_on("linux-source", "linux-source-")
+        digest = hashlib.sha256(_FRAGMENT.read_bytes()).hexdigest()[:12]
+        async with self._cache.locked("a kernel of our own", _BUILD_S):
+            with self._cache.aside() as scratch:
+                version = await debian.unpack(package, scratch / "package", on_progress)
+                origin = f"{package} {version}, configuration {digest}"
+                made = next((each for each in self.all() if each.own and each.package == origin), None)
+                if made is not None:
+                    return await self.get(made.version)
+                source = await _unpacked(scratch, package, on_progress)
+                await _configure(source, on_progress)
+                release = await _make(source, on_progress)
+                shell = await busybox(scratch, lambda _: None)
+                folder = scratch / "kernel"
+                (folder / _MODULES).mkdir(parents=True)
+                shutil.copyfile(source / "arch/x86/boot/bzImage", folder / "vmlinuz")
+                shutil.copyfile(source / "vmlinux", folder / "vmlinux")
+                return self._kernel(self._put(folder, shell, release, origin, own=True))
 
     def modules(self, version: str) -> Path:
-        """The folder of a kernel's modules, for images that take some along."""
+        """Folder of a kernel's modules, for images that take some along. Raises NotFound."""
         about = next((each for each in self.all() if each.version == version), None)
         if about is None:
             raise NotFound(f"the kernel {version} is not here")
-        return self._shelf.folder / about.key / _MODULES
+        return self._cache.folder / about.key / _MODULES
 
     def remove(self, key: str) -> None:
-        """Machines that run have read it. Raises NotFound."""
-        place = self._shelf.folder / self.find(key).key
-        with self._shelf.aside() as scratch:
+        """Remove a kernel; machines that run have read it. Raises NotFound."""
+        place = self._cache.folder / self.find(key).key
+        with self._cache.aside() as scratch:
             place.rename(scratch / "gone")
 
     def _put_debian(self, scratch: Path, unpacked: Path, number: str, shell: Path) -> KernelInfo:
@@ -141,33 +187,49 @@ class KernelStore:
         folder.mkdir()
         images[0].rename(folder / "vmlinuz")
         (below / version).rename(folder / _MODULES)
-        (folder / "vmlinux").write_bytes(vmlinux.extract((folder / "vmlinuz").read_bytes()))
-        modules = Modules(folder / _MODULES).in_load_order(initrd.MODULES)
-        (folder / "initrd").write_bytes(initrd.make(shell.read_bytes(), modules))
-        return self._put(folder, version, number, own=False)
+        (folder / "vmlinux").write_bytes(boot.extract_vmlinux((folder / "vmlinuz").read_bytes()))
+        return self._put(folder, shell, version, number, own=False)
+
+    def _put_file(self, path: Path, origin: str, folder: Path, shell: Path) -> KernelInfo:
+        folder.mkdir()
+        shutil.copyfile(path, folder / "vmlinuz")
+        try:
+            (folder / "vmlinux").write_bytes(boot.extract_vmlinux((folder / "vmlinuz").read_bytes()))
+            version = boot.version(folder / "vmlinux")
+        except ProviderError as error:
+            raise InvalidSpec(f"kernel: {path} cannot be booted: {error}", field="kernel") from error
+        places = [base / "lib/modules" / version for base in (path.parent, path.parent.parent, Path("/"))]
+        modules = next((place for place in places if place.is_dir()), None)
+        if modules is not None:  # else all is to be built in
+            debian.copy_modules(modules, folder / _MODULES, boot.MODULES)
+        return self._put(folder, shell, version, origin, own=False)
 
     async def _start_anew(self, about: KernelInfo) -> KernelInfo:
-        """The same kernel with the script of this version of ours; nothing is fetched for that."""
-        async with self._shelf.locked(about.version, _WAIT_S):
-            made = next((e for e in self.all() if e.version == about.version and e.started_by == _started_by()), None)
+        """Make the same kernel with the script of this version of ours; nothing is fetched for that."""
+        async with self._cache.locked(about.version, _WAIT_S):
+            same = [each for each in self.all() if (each.version, each.package) == (about.version, about.package)]
+            made = next((each for each in same if each.started_by == _started_by()), None)
             if made is not None:
                 return made
-            with self._shelf.aside() as scratch:
+            with self._cache.aside() as scratch:
                 shell = await busybox(scratch, lambda _: None)
                 return await asyncio.to_thread(self._copied, about, scratch, shell)
 
     def _copied(self, about: KernelInfo, scratch: Path, shell: Path) -> KernelInfo:
         folder = scratch / "kernel"
-        shutil.copytree(self._shelf.folder / about.key, folder, copy_function=os.link)
+        shutil.copytree(self._cache.folder / about.key, folder, copy_function=os.link)
         for name in (_ABOUT, "initrd"):
             (folder / name).unlink()
-        modules = {} if about.own else Modules(folder / _MODULES).in_load_order(initrd.MODULES)
-        (folder / "initrd").write_bytes(initrd.make(shell.read_bytes(), modules))
-        return self._put(folder, about.version, about.package, own=about.own)
+        return self._put(folder, shell, about.version, about.package, own=about.own)
 
-    def _put(self, folder: Path, version: str, package: str, *, own: bool) -> KernelInfo:
+    def _put(self, folder: Path, shell: Path, version: str, package: str, *, own: bool) -> KernelInfo:
+        """Add the initrd and what is to be known of the kernel, and give it its place."""
+        has_modules = not own and (folder / _MODULES).is_dir()
+        modules = Modules(folder / _MODULES).in_load_order(boot.MODULES) if has_modules else {}
+        (folder / "initrd").write_bytes(boot.make_initrd(shell.read_bytes(), modules))
+        digests = [hashlib.sha256((folder / name).read_bytes()).digest() for name in _FILES]
         about = KernelInfo(
-            key=_key(folder),
+            key=hashlib.sha256(b"".join(digests)).hexdigest()[:32],
             version=version,
             package=package,
             own=own,
@@ -179,13 +241,13 @@ class KernelStore:
         for name in _FILES:  # hypervisors run as users of their own
             (folder / name).chmod(0o644)
         folder.chmod(0o755)
-        place = self._shelf.put(folder, about.key)
+        place = self._cache.put(folder, about.key)
         if folder.exists():  # the same was there, with what another version of ours said of it
             (folder / _ABOUT).replace(place / _ABOUT)
         return about
 
     def _kernel(self, about: KernelInfo) -> Kernel:
-        folder = self._shelf.folder / about.key
+        folder = self._cache.folder / about.key
         files: dict[str, Any] = {name: folder / name for name in _FILES}
         for name, path in files.items():
             if not path.is_file() or path.stat().st_size != about.sizes.get(name):
@@ -193,29 +255,50 @@ class KernelStore:
         return Kernel(key=about.key, version=about.version, own=about.own, **files)
 
 
-def _read(path: Path) -> KernelInfo | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=KernelInfo)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _key(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in _FILES:
-        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    return digest.hexdigest()[:32]
-
-
 def _started_by() -> str:
-    return hashlib.sha256(initrd.script(initrd.MODULES)).hexdigest()[:16]
+    return hashlib.sha256(boot.init_script(boot.MODULES)).hexdigest()[:16]
 
 
 async def busybox(scratch: Path, on_progress: OnProgress) -> Path:
-    """The host's own if it needs no libraries, else that of Debian's package."""
+    """Get the host's busybox if it needs no libraries, else that of Debian's package."""
     path = shutil.which("busybox")
-    if path is not None and initrd.is_static(await asyncio.to_thread(Path(path).read_bytes)):
+    if path is not None and boot.is_static(await asyncio.to_thread(Path(path).read_bytes)):
         return Path(path)
     unpacked = scratch / "busybox"
-    await packages.unpack("busybox-static", unpacked, on_progress)
+    await debian.unpack("busybox-static", unpacked, on_progress)
     return next(path for path in (unpacked / "bin/busybox", unpacked / "usr/bin/busybox") if path.exists())
+
+
+async def _unpacked(scratch: Path, package: str, on_progress: OnProgress) -> Path:
+    on_progress(Progress(f"unpacking {package}"))
+    tars = list((scratch / "package/usr/src").glob("linux-source-*.tar.xz"))
+    if len(tars) != 1:
+        raise ProviderError(f"{package} has {len(tars)} sources in it, not one")
+    folder = scratch / "source"
+    folder.mkdir()
+    await programs.run("tar", "-xJf", tars[0], "-C", folder, "--strip-components=1", timeout_s=600.0)
+    return folder
+
+
+async def _configure(source: Path, on_progress: OnProgress) -> None:
+    on_progress(Progress("configuring the kernel"))
+    await programs.run("make", "tinyconfig", cwd=source, timeout_s=_CONFIGURE_S)
+    config = source / ".config"
+    config.write_text(config.read_text() + _FRAGMENT.read_text())
+    await programs.run("make", "olddefconfig", cwd=source, timeout_s=_CONFIGURE_S)
+    lost = frozenset(_ASKED.findall(_FRAGMENT.read_text())) - frozenset(_ASKED.findall(config.read_text()))
+    if lost:
+        raise ProviderError(f"this source does not take {', '.join(sorted(lost))} of the kernel's configuration")
+
+
+async def _make(source: Path, on_progress: OnProgress) -> str:
+    done, jobs = 0, os.cpu_count() or 1
+
+    def told(_: str) -> None:
+        nonlocal done
+        done += 1
+        on_progress(Progress("building the kernel", min(done, _STEPS), _STEPS))
+
+    env = {"KBUILD_BUILD_TIMESTAMP": "1970-01-01", "KBUILD_BUILD_USER": "skerry", "KBUILD_BUILD_HOST": "skerry"}
+    await programs.run("make", f"-j{jobs}", "bzImage", "vmlinux", cwd=source, timeout_s=_BUILD_S, env=env, on_line=told)
+    return (await programs.run("make", "-s", "kernelrelease", cwd=source, timeout_s=_CONFIGURE_S)).strip()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,26 +25,26 @@ PACKAGES = {
     "tar": "tar",
     "zstd": "zstd",
 }
-"""Which of Debian's packages has a program."""
-_ELSEWHERE = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-_KEPT_LINES = 20
+"""Debian's packages by the programs that they bring."""
+_ELSEWHERE = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/opt/homebrew/opt/e2fsprogs/sbin")
 _KILL_S = 10.0
 
 
 def find(program: str) -> str:
-    """Where it is. Raises ProviderError with the package that brings it."""
-    path = shutil.which(program, path=_search_path())
+    """Find a program. Raises ProviderError with the package that brings it."""
+    path = which(program)
     if path is None:
-        raise ProviderError(f"{program} is not installed, which this needs: apt-get install {PACKAGES[program]}")
+        installer = "brew" if sys.platform == "darwin" else "apt-get"
+        raise ProviderError(f"{program} is not installed, which this needs: {installer} install {PACKAGES[program]}")
     return path
 
 
-def is_there(program: str) -> bool:
-    return shutil.which(program, path=_search_path()) is not None
+def which(program: str) -> str | None:
+    return shutil.which(program, path=_search_path())
 
 
 def _search_path() -> str:
-    """Where programs are, also those that only root is thought to run."""
+    """PATH of programs, also of those that only root is thought to run."""
     return os.pathsep.join((*os.get_exec_path(), *_ELSEWHERE))
 
 
@@ -54,8 +55,10 @@ async def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] = lambda _: None,
+    keep: bool = True,
 ) -> str:
-    """What it wrote to its output; `on_line` is told of that and of its errors, line by line."""
+    """Run a program to its end; returns its output, if that is to be kept. `on_line` gets all that it says. Raises
+    ProviderError."""
     settings = {"PATH": _search_path(), "LC_ALL": "C.UTF-8", **(env or {})}
     process = await asyncio.create_subprocess_exec(
         "env",
@@ -70,8 +73,8 @@ async def run(
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    output: list[str] = []
-    errors: deque[str] = deque(maxlen=_KEPT_LINES)
+    output: deque[str] = deque(maxlen=None if keep else 0)
+    errors: deque[str] = deque(maxlen=20)
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as both:
             both.create_task(_read(process.stdout, output.append, on_line))
@@ -93,15 +96,14 @@ async def run(
 
 
 async def _read(stream: asyncio.StreamReader, keep: Callable[[str], object], on_line: Callable[[str], None]) -> None:
-    while line := await _line(stream):
-        keep(line)
-        on_line(line.rstrip())
-
-
-async def _line(stream: asyncio.StreamReader) -> str:
-    try:
-        return (await stream.readuntil(b"\n")).decode(errors="replace")
-    except asyncio.IncompleteReadError as error:
-        return error.partial.decode(errors="replace")
-    except asyncio.LimitOverrunError as error:
-        return (await stream.readexactly(error.consumed)).decode(errors="replace")
+    line = b"\n"
+    while line:
+        try:
+            line = await stream.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            line = error.partial
+        except asyncio.LimitOverrunError as error:
+            line = await stream.readexactly(error.consumed)
+        if text := line.decode(errors="replace"):
+            keep(text)
+            on_line(text.rstrip())

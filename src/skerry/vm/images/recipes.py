@@ -1,13 +1,17 @@
-"""What images of ours consist of: tables, and nothing else."""
+"""Recipes of our own images: packages of Debian, or busybox with the files that programs look for."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+from pathlib import Path
 
 import msgspec
 
 from skerry.errors import InvalidSpec
+from skerry.oci.roots import Entry
+from skerry.vm.images import tree
 
 FORMAT = "1"
 """Counted up when the same recipe would make something else."""
@@ -24,10 +28,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     """Of the kernel: the image goes with that kernel alone then."""
     env: dict[str, str] = {}
+    brings_python: bool = False
+    """Whether the agent's interpreter is in it too, made of its own package, for hosts that are no Linux."""
 
     def key(self, kernel: str) -> str:
         """Changes with all that it says."""
-        said = msgspec.json.encode((FORMAT, os.uname().machine, kernel if self.modules else "", self))
+        told = msgspec.to_builtins(self)
+        if not self.brings_python:
+            del told["brings_python"]  # as before there was such a thing: images that were made stay good
+        said = msgspec.json.encode((FORMAT, os.uname().machine, kernel if self.modules else "", told))
         return hashlib.sha256(said).hexdigest()[:32]
 
 
@@ -48,10 +57,13 @@ RECIPES: dict[str, Recipe] = {
     "docker": Recipe(
         about="Debian with a Docker engine, for machines that run containers",
         suite="trixie",
-        packages=("docker.io", "containerd", "runc", "kmod", "iptables", "ca-certificates", "procps", "iproute2"),
+        packages=(
+            "docker.io", "containerd", "runc", "kmod", "iptables", "ca-certificates", "procps", "iproute2", "python3",
+        ),
         removed=(
             "usr/libexec/docker", "usr/bin/docker", "usr/bin/docker-proxy", "usr/bin/ctr", "usr/bin/containerd-shim",
             "usr/bin/containerd-shim-runc-v1", "usr/bin/containerd-stress", "var/lib/dpkg/info",
+            "usr/lib/python3", "usr/lib/python3.13", "usr/bin/python3", "usr/bin/python3.13", "usr/share/python3",
         ),
         modules=(
             "overlay", "bridge", "br_netfilter", "veth", "nf_tables", "nft_compat", "nft_chain_nat", "nf_nat",
@@ -59,6 +71,7 @@ RECIPES: dict[str, Recipe] = {
             "iptable_nat", "iptable_filter", "tun", "loop",
         ),
         env=_PATH,
+        brings_python=True,
     ),
 }  # fmt: skip
 
@@ -68,3 +81,32 @@ def find(name: str) -> Recipe:
         return RECIPES[name]
     except KeyError:
         raise InvalidSpec(f"there is no recipe {name!r}; there are {', '.join(RECIPES)}", field="recipe") from None
+
+
+_FOLDERS = ("bin", "etc", "sbin", "usr", "usr/bin", "usr/local", "usr/local/bin", "usr/sbin", "var")
+_FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/false\n",
+    "etc/group": "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "etc/hostname": "",
+    "etc/machine-id": "",
+    "etc/resolv.conf": "",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    "etc/os-release": 'ID=skerry\nNAME="skerry minimal"\nPRETTY_NAME="skerry minimal"\n',
+    "etc/profile": "export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin\n",
+}
+
+
+def minimal_root(busybox: Path) -> list[Entry]:
+    """The smallest image: busybox under all its names, and a few files."""
+    listed = subprocess.run([busybox, "--list"], capture_output=True, check=True, timeout=10, text=True)
+    return [
+        *(tree.folder_entry(name) for name in _FOLDERS),
+        tree.folder_entry("root", 0o700),
+        tree.folder_entry("var/tmp", 0o1777),
+        tree.file_entry("bin/busybox", busybox.read_bytes(), 0o755),
+        *(tree.file_entry(name, text.encode()) for name, text in _FILES.items()),
+        *(tree.link_entry(f"bin/{name}", "busybox") for name in sorted(listed.stdout.split()) if name != "busybox"),
+        tree.link_entry("usr/bin/env", "../../bin/busybox"),
+    ]

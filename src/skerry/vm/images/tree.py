@@ -1,43 +1,46 @@
-"""A root file system as a tree in memory, of entries that nobody has vouched for. Nothing of it touches the host."""
+"""Root file systems as trees in memory, of entries that nobody has vouched for. Nothing of them touches the host."""
 
 from __future__ import annotations
 
+import io
 import posixpath
 import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
+import msgspec
+
 from skerry.errors import InvalidSpec
-from skerry.sources.roots import Entry
+from skerry.oci.roots import Entry
 
 FOLDERS = (".skerry", ".data", ".cache", "proc", "sys", "dev", "run", "tmp", "home/user")
-"""What a machine mounts over; its root is read-only, so these have to be in every image."""
+"""Folders that a machine mounts over; its root is read-only, so they have to be in every image."""
+PYTHON = "/usr/lib/skerry/python"
+"""Portable interpreter in an image that brings one."""
+_NEW_FOLDER = stat.S_IFDIR | 0o755
 _MAX_FOLLOWED = 40
 _XATTR = "SCHILY.xattr."
 _CAPABILITY = "security.capability"
 
 
-class Node:
+class Node(msgspec.Struct, eq=False):
     """A file, folder, link or pipe. One with several names is one node."""
 
-    __slots__ = (
-        "children", "gid", "links", "mode", "mtime", "number", "open", "order", "parent", "size", "target", "uid",
-        "xattrs",
-    )  # fmt: skip
-
-    def __init__(self, mode: int, uid: int = 0, gid: int = 0, mtime: int = 0) -> None:
-        self.mode, self.uid, self.gid, self.mtime = mode, uid, gid, mtime
-        self.size = 0
-        self.open: Callable[[], BinaryIO] | None = None
-        self.target = b""
-        self.children: dict[bytes, Node] = {}
-        self.xattrs: dict[str, bytes] = {}
-        self.order = 0
-        """Where it came among the others: to read contents in this order is the cheapest."""
-        self.parent: Node | None = None
-        self.links = 0
-        self.number = 0
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    mtime: int = 0
+    size: int = 0
+    open: Callable[[], BinaryIO] | None = None
+    target: bytes = b""
+    children: dict[bytes, Node] = {}
+    xattrs: dict[str, bytes] = {}
+    order: int = 0
+    """Its position among the others: to read contents in this order is the cheapest."""
+    parent: Node | None = None
+    links: int = 0
+    number: int = 0
 
     @property
     def is_folder(self) -> bool:
@@ -45,8 +48,8 @@ class Node:
 
 
 def of(entries: Iterable[Entry], folders: Sequence[str] = FOLDERS) -> Node:
-    """The entries as one tree, with the folders that a machine needs."""
-    root = _folder()
+    """Make one tree of the entries, with the folders that a machine needs. Raises InvalidSpec."""
+    root = Node(_NEW_FOLDER)
     for order, entry in enumerate(entries):
         _add(root, entry, order)
     for path in folders:
@@ -57,17 +60,13 @@ def of(entries: Iterable[Entry], folders: Sequence[str] = FOLDERS) -> Node:
 
 
 def walk(root: Node) -> Iterator[tuple[Node, Node]]:
-    """Each folder below its parent, in the order of their names; the root is its own parent."""
+    """Yield each folder and its parent, in the order of their names; the root is its own parent."""
     waiting = [(root, root)]
     while waiting:
         node, parent = waiting.pop()
         yield node, parent
         below = [child for _, child in sorted(node.children.items(), reverse=True) if child.is_folder]
         waiting.extend((child, node) for child in below)
-
-
-def _folder() -> Node:
-    return Node(stat.S_IFDIR | 0o755)
 
 
 def _add(root: Node, entry: Entry, order: int) -> None:
@@ -95,7 +94,7 @@ def _linked(root: Node, info: tarfile.TarInfo) -> Node:
 
 def _made(entry: Entry, order: int) -> Node:
     info = entry.info
-    node = Node(_KINDS[info.type] | stat.S_IMODE(info.mode), info.uid, info.gid, max(0, int(info.mtime)))
+    node = Node(KINDS[info.type] | stat.S_IMODE(info.mode), info.uid, info.gid, max(0, int(info.mtime)))
     node.size, node.open, node.order = info.size, entry.open, order
     if info.issym():
         node.mode = stat.S_IFLNK | 0o777
@@ -109,7 +108,7 @@ def _made(entry: Entry, order: int) -> Node:
     return node
 
 
-_KINDS = {
+KINDS = {
     tarfile.REGTYPE: stat.S_IFREG,
     tarfile.DIRTYPE: stat.S_IFDIR,
     tarfile.SYMTYPE: stat.S_IFLNK,
@@ -118,7 +117,7 @@ _KINDS = {
 
 
 def _resolve(root: Node, path: list[str]) -> Node:
-    """The folder at a path; links on the way are followed inside of the tree, and what is missing is made."""
+    """Find the folder at a path; links are followed inside of the tree, and what is missing is made."""
     above, left, followed = [root], path[::-1], 0
     while left:
         part = left.pop()
@@ -127,7 +126,7 @@ def _resolve(root: Node, path: list[str]) -> Node:
         if part == "..":
             above = above[:-1] or [root]
             continue
-        child = above[-1].children.setdefault(_bytes(part), _folder())
+        child = above[-1].children.setdefault(_bytes(part), Node(_NEW_FOLDER))
         if child.is_folder:
             above.append(child)
             continue
@@ -145,3 +144,21 @@ def _bytes(name: str) -> bytes:
     if len(encoded) > 4095 or b"\0" in encoded:
         raise InvalidSpec(f"the image has a name that no file can have: {name[:100]!r}")
     return encoded
+
+
+def folder_entry(name: str, mode: int = 0o755) -> Entry:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    return Entry(info, None)
+
+
+def file_entry(name: str, content: bytes, mode: int = 0o644) -> Entry:
+    info = tarfile.TarInfo(name)
+    info.mode, info.size = mode, len(content)
+    return Entry(info, lambda: io.BytesIO(content))
+
+
+def link_entry(name: str, target: str) -> Entry:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    return Entry(info, None)

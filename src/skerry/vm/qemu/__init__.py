@@ -1,1 +1,1 @@
-"""QEMU: with KVM where that really runs a guest, else in software."""
+"""QEMU: machines with KVM, or emulated. From outside only `hypervisor.QemuHypervisor` and `qcow2.flatten` are used."""

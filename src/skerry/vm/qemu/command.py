@@ -1,4 +1,4 @@
-"""The command line of a machine: a pure function of what it is made of.
+"""Command line of a QEMU: a pure function of the machine and the host.
 
 Our own kernel has what `microvm` needs, which boots in a third of the time; Debian's kernels find devices on PCI only.
 """
@@ -14,30 +14,33 @@ import msgspec
 from skerry.vm import launch
 from skerry.vm.base import Drive, Machine
 from skerry.vm.launch import Launch
-from skerry.vm.qemu.qcow2 import Layer
+from skerry.vm.qemu.qcow2 import is_overlay
 
 MEMORY = "memory"
-"""The file with the memory of a machine that is to be saved."""
+"""File with the memory of a machine that is to be saved."""
 QMP = "qmp.sock"
 _SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _LEAST_TRANSLATIONS_MIB = 32
 _MEMORY_PER_TRANSLATIONS = 8
-"""How much software keeps of what it has translated: less is slower, and more only takes memory."""
+"""Share of the memory for translated code: less is slower, and more only takes memory."""
 
 Accelerator = Literal["kvm", "tcg"]
+Channel = Literal["port", "vsock"]
 
 
-class Host(NamedTuple):
-    """What a command line depends on beside the machine."""
+class HostFacts(NamedTuple):
+    """Facts of the host that a command line depends on."""
 
     program: str
     accelerator: Accelerator
     tsc_khz: int | None
-    """How fast this host's clock ticks, if that is known for certain."""
+    """Rate of this host's clock, if that is known for certain."""
     opens_memory_read_only: bool
     device_groups: tuple[int, ...] = ()
     cid: int | None = None
-    """The guest's number in the kernel's vsock, if that is its channel."""
+    """Guest's number in the kernel's vsock, if that is its channel."""
+    token_digest: str | None = None
+    """Digest of the token that the guest demands, as every user of the host can reach it by its number."""
 
 
 def _bus(machine: Machine) -> str:
@@ -45,7 +48,7 @@ def _bus(machine: Machine) -> str:
 
 
 def shape(machine: Machine, accelerator: Accelerator, *, has_vsock: bool = False) -> list[str]:
-    """The machine's devices, in their order: what must be the same to restore it."""
+    """Arguments of the machine's devices, in their order: they must be the same to restore it."""
     bus = _bus(machine)
     board = "microvm,acpi=off,rtc=on" if machine.kernel.own else "pc,usb=off,hpet=off,graphics=off"
     arguments = [
@@ -66,14 +69,15 @@ def shape(machine: Machine, accelerator: Accelerator, *, has_vsock: bool = False
 
 
 def command(
-    machine: Machine, host: Host, layers: Mapping[str, tuple[Layer, ...]], saved_memory: Path | None = None
+    machine: Machine, host: HostFacts, layers: Mapping[str, tuple[Path, ...]], saved_memory: Path | None = None
 ) -> Launch:
-    """What to launch; with the memory of a saved machine it waits to be told of its devices."""
-    files = _Files()
+    """Process to launch; with the memory of a saved machine it waits for the state of its devices."""
+    files: list[Path] = []
+    translations = max(_LEAST_TRANSLATIONS_MIB, machine.memory_mib // _MEMORY_PER_TRANSLATIONS)
     argv = [
         host.program,
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-sandbox", _SANDBOX),
-        *("-accel", "kvm" if host.accelerator == "kvm" else f"tcg,thread=single,tb-size={_translations(machine)}"),
+        *("-accel", "kvm" if host.accelerator == "kvm" else f"tcg,thread=single,tb-size={translations}"),
         *("-object", _memory(machine, host, files, saved_memory)),
         *("-chardev", "stdio,id=console,signal=off"),
         *("-chardev", f"socket,id=qmp,fd={launch.LISTEN_FD},server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
@@ -88,13 +92,14 @@ def command(
     else:
         argv += ["-device", f"vhost-vsock-{_bus(machine)},guest-cid={host.cid}"]
     if saved_memory is None:
-        argv += ["-kernel", files.name(_kernel(machine)), "-initrd", files.name(machine.kernel.initrd)]
+        kernel = machine.kernel.vmlinux if machine.kernel.own else machine.kernel.vmlinuz
+        argv += ["-kernel", _file(kernel, files), "-initrd", _file(machine.kernel.initrd, files)]
         argv += ["-append", kernel_arguments(machine, host)]
     else:
         argv += ["-incoming", "defer"]
     return Launch(
         argv=argv,
-        files=tuple(files.paths),
+        files=tuple(files),
         channel=host.cid is None,
         listen=(QMP,),
         publish=machine.publish,
@@ -105,7 +110,7 @@ def command(
     )
 
 
-def kernel_arguments(machine: Machine, host: Host) -> str:
+def kernel_arguments(machine: Machine, host: HostFacts) -> str:
     words = ["console=ttyS0", "quiet", "loglevel=3", "reboot=t", "panic=-1"]
     if host.accelerator == "tcg" and machine.kernel.own and host.tsc_khz is not None:
         # the kernel would measure it against a timer that software cannot keep
@@ -113,49 +118,37 @@ def kernel_arguments(machine: Machine, host: Host) -> str:
     elif host.accelerator == "tcg" and not machine.kernel.own:
         words += ["tsc=reliable", "no_timer_check", "mitigations=off"]
     channel = "port:agent.0" if host.cid is None else "vsock"
-    return " ".join([*words, f"skerry.channel={channel}", *machine.boot_args])
+    token = [] if host.token_digest is None else [f"skerry.token={host.token_digest}"]
+    return " ".join([*words, f"skerry.channel={channel}", *token, *machine.boot_args])
 
 
-class _Files:
-    """Files that are passed as descriptors, each once."""
-
-    def __init__(self) -> None:
-        self.paths: list[Path] = []
-
-    def name(self, path: Path) -> str:
-        if path not in self.paths:
-            self.paths.append(path)
-        return launch.file(self.paths.index(path))
+def _file(path: Path, files: list[Path]) -> str:
+    """Name of a file that is passed as a descriptor, once."""
+    if path not in files:
+        files.append(path)
+    return launch.file(files.index(path))
 
 
-def _translations(machine: Machine) -> int:
-    return max(_LEAST_TRANSLATIONS_MIB, machine.memory_mib // _MEMORY_PER_TRANSLATIONS)
-
-
-def _kernel(machine: Machine) -> Path:
-    return machine.kernel.vmlinux if machine.kernel.own else machine.kernel.vmlinuz
-
-
-def _memory(machine: Machine, host: Host, files: _Files, saved: Path | None) -> str:
+def _memory(machine: Machine, host: HostFacts, files: list[Path], saved: Path | None) -> str:
     size = f"id=ram,size={machine.memory_mib}M"
     if saved is not None:
         # each clone's changes are its own; an older QEMU opens the file for writing though it never writes
         read_only = ",readonly=on,rom=off" if host.opens_memory_read_only else ""
-        return f"memory-backend-file,{size},mem-path={files.name(saved)},share=off{read_only}"
+        return f"memory-backend-file,{size},mem-path={_file(saved, files)},share=off{read_only}"
     if machine.saveable:
         return f"memory-backend-file,{size},mem-path={MEMORY},share=on"
     return f"memory-backend-ram,{size}"
 
 
-def _node(drive: Drive, layers: tuple[Layer, ...], files: _Files) -> dict[str, object]:
+def _node(drive: Drive, layers: tuple[Path, ...], files: list[Path]) -> dict[str, object]:
     """A drive as a tree of nodes; all but the uppermost are shared with others, and so neither written nor locked."""
     node: dict[str, object] | None = None
     for layer in reversed(layers):
         is_top = layer is layers[0]
-        path = str(layer.path) if is_top and not layer.path.is_absolute() else files.name(layer.path)
+        path = str(layer) if is_top and not layer.is_absolute() else _file(layer, files)
         is_written = is_top and not drive.read_only
         file = {"driver": "file", "filename": path, "locking": "auto" if is_written else "off"}
         below = {} if node is None else {"backing": node}
-        node = {"driver": "qcow2" if layer.is_overlay else "raw", "file": file, "read-only": not is_written, **below}
+        node = {"driver": "qcow2" if is_overlay(layer) else "raw", "file": file, "read-only": not is_written, **below}
     assert node is not None
     return {**node, "node-name": drive.name, "discard": "unmap"}

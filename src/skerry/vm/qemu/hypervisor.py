@@ -1,132 +1,147 @@
-"""QEMU behind the seam of hypervisors."""
+"""QEMU as a hypervisor, and the facts of this host that its machines depend on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-import tempfile
+import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import msgspec
 
 from skerry.errors import Conflict, CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable, WrongState
 from skerry.host import uids
-from skerry.vm import cids, kvm, launch
-from skerry.vm.base import Capabilities, Drive, Hypervisor, Kernel, Limits, Machine
+from skerry.vm import guest, kvm, launch
+from skerry.vm.base import Capabilities, Drive, Hypervisor, Kernel, Machine, MachineLimits
 from skerry.vm.folder import VmFolder
-from skerry.vm.qemu import command, host, migration, qcow2, qmp, saved
-from skerry.vm.qemu.command import QMP, Accelerator
-from skerry.vm.qemu.qcow2 import Layer
+from skerry.vm.qemu import command, qcow2, qmp, saved
+from skerry.vm.qemu.command import QMP, Accelerator, Channel, HostFacts
 from skerry.vm.qemu.qmp import Qmp
 
-_PROBE_S = 8
+_log = logging.getLogger("skerry.vm")
+
 _END_S = 10
+_PROBE_S = 8
 _SAVEABLE = "saveable.json"
 _NOTE = ".json"
 _READ_ONLY_MEMORY = (8, 2)
-"""The first version that maps a file copy-on-write without opening it for writing."""
+"""First version that maps a file copy-on-write without opening it for writing."""
 _LOG = 4096
 _VSOCK = "/dev/vhost-vsock"
+_PROGRAM = "qemu-system-x86_64"
+_PATH = "/usr/bin:/usr/local/bin:/bin"
+_FIX = "apt-get install qemu-system-x86 (or your distribution's package of QEMU for x86)"
+_VERSION_S = 20
+_CPUINFO = Path("/proc/cpuinfo")
+_SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
 class _Saveable(msgspec.Struct, frozen=True):
-    """What must be known to save a machine: left beside it when it is booted for that."""
+    """Facts that are needed to save a machine: left beside it when it is booted for that."""
 
     shape: list[str]
     sizes: Mapping[str, int]
 
 
 class _Disk(msgspec.Struct, frozen=True):
-    """What a drive is made of: its size, and the files below it."""
+    """Size of a drive, and the files below it."""
 
     size: int
     below: list[str]
 
 
-class Qemu(Hypervisor):
+class QemuHypervisor(Hypervisor):
     name: ClassVar[str] = "qemu"
 
     def __init__(
-        self,
-        cache: Path,
-        kernel: Callable[[], Kernel | None] = lambda: None,
-        channel: Literal["port", "vsock"] = "port",
+        self, cache: Path, kernel: Callable[[], Kernel | None] = lambda: None, channel: Channel = "port"
     ) -> None:
         """`cache` keeps what was found out of this host; `kernel` gives one to find it out with, once there is one.
         The channel `vsock` is the kernel's own, which needs its module vhost_vsock."""
         self._cache = cache
         self._has_vsock = channel == "vsock"
+        self._demands_token = self._has_vsock  # which every user of the host can connect to
         self._any_kernel = kernel
         self._version: str | None = None
 
     async def probe(self) -> Capabilities:
-        """Without a kernel nobody knows whether KVM runs one: until then it is said that software must."""
+        """Raises ProviderUnavailable. Without a kernel to try, KVM counts as not there."""
         kernel = self._any_kernel()
         version = await self._find_version()
         if self._has_vsock and kvm.access(_VSOCK) is None:
             fix = f"modprobe vhost_vsock; chgrp kvm {_VSOCK}; chmod 660 {_VSOCK}"
             raise ProviderUnavailable(self.name, f"machines may not use {_VSOCK}", fix=fix)
         accelerator: Accelerator = "tcg" if kernel is None else await self._find_accelerator(kernel)
-        # An older one lets a clone that was taken over change the memory of others, so none of them is cloned where
-        # the machine is a boundary; where it is none, nothing is lost.
-        can_clone = accelerator == "tcg" or host.numbers(version) >= _READ_ONLY_MEMORY
+        # with an older one, a clone that was taken over could change the memory of others: it matters at a boundary
+        can_clone = accelerator == "tcg" or numbers(version) >= _READ_ONLY_MEMORY
         return Capabilities(accelerator=accelerator, version=version, snapshots=can_clone, shares_memory=True)
 
     async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:
         drive = Drive(name=name, path=f"{name}{qcow2.SUFFIX}", format="qcow2")
-        await asyncio.to_thread(_make_overlay, folder, drive, Layer(base.absolute()), size or 0)
+        await asyncio.to_thread(_make_overlay, folder, drive, base.absolute(), size or 0)
         return drive
 
-    async def boot(self, folder: VmFolder, machine: Machine, limits: Limits | None) -> None:
-        about = await self._about_host(await self._find_accelerator(machine.kernel), folder)
+    async def boot(self, folder: VmFolder, machine: Machine, limits: MachineLimits | None) -> None:
+        about = await self._about_host(machine.kernel, folder, machine.cid)
+        if self._demands_token:
+            about = about._replace(token_digest=guest.new_token(folder))
         if machine.saveable:
-            note = _Saveable(
-                command.shape(machine, about.accelerator, has_vsock=self._has_vsock), _sizes(folder, machine)
-            )
+            note = _Saveable(self._shape(machine, about), _sizes(folder, machine))
             folder.write_file(_SAVEABLE, msgspec.json.encode(note))
-        await self._launch(folder, command.command(machine, about, _layers(folder, machine)), limits)
+        what = command.command(machine, about, _layers(folder, machine))
+        await asyncio.to_thread(launch.start, folder, what, limits)
         async with self._control(folder):
             """It has set up its devices and taken our call: it runs."""
 
     async def save(self, folder: VmFolder, into: Path) -> None:
         try:
-            note = msgspec.json.decode(folder.read_file(_SAVEABLE), type=_Saveable)
+            note = msgspec.json.decode(folder.read_note(_SAVEABLE), type=_Saveable)
         except msgspec.MsgspecError:
             raise WrongState(f"the machine in {folder.path} was not booted to be saved") from None
         version = await self._find_version()
+        # an older QEMU opens it for writing, though it never writes, as a clone's own user
+        older = 0o666 if uids.are_available() else 0o600
         async with self._control(folder) as control:
             await control.execute("stop")
-            state = await migration.send(control)
+            state = await qmp.send_state(control)
             await control.execute("quit")
         if not await folder.wait(_END_S):
             raise ProviderError(f"the machine in {folder.path} was saved, and does not end")
+        token = folder.read_token()
+        if token is not None:
+            VmFolder(into).write_token(token)
         await asyncio.to_thread(
             saved.write,
             into,
             state=state,
             memory=folder.file(command.MEMORY),
-            mode=_memory_mode(version),
-            about=saved.About(version=version, cpu=host.cpu_model(), shape=note.shape),
+            mode=0o444 if numbers(version) >= _READ_ONLY_MEMORY else older,
+            about=saved.About(version=version, cpu=cpu_model(), shape=note.shape),
             sizes=note.sizes,
         )
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved_in: Path, limits: Limits | None) -> None:
-        about = await self._about_host(await self._find_accelerator(machine.kernel), folder)
-        now = saved.About(
-            version=await self._find_version(),
-            cpu=host.cpu_model(),
-            shape=command.shape(machine, about.accelerator, has_vsock=self._has_vsock),
-        )
+    async def restore(self, folder: VmFolder, machine: Machine, saved_in: Path, limits: MachineLimits | None) -> None:
+        about = await self._about_host(machine.kernel, folder, machine.cid)
+        version, shape = await self._find_version(), self._shape(machine, about)
+        now = saved.About(version=version, cpu=cpu_model(), shape=shape)
         note, state = await asyncio.to_thread(saved.read, saved_in, now)
+        token = VmFolder(saved_in).read_token()
+        if token is not None:
+            folder.write_token(token)
+        elif self._demands_token:
+            raise Conflict(f"the machine saved in {saved_in} demands no token; save it anew")
         what = command.command(machine, about, _layers(folder, machine), saved_in / saved.MEMORY)
-        await self._launch(folder, what, limits)
+        await asyncio.to_thread(launch.start, folder, what, limits)
         sizes = _sizes(folder, machine)
         async with self._control(folder) as control:
             try:
-                await migration.receive(control, state)
+                await qmp.receive_state(control, state)
             except ProviderError as error:
                 said = folder.read_console(_LOG).strip()
                 raise Conflict(f"the machine saved in {saved_in} cannot be restored: {error}\n{said}") from error
@@ -135,27 +150,28 @@ class Qemu(Hypervisor):
                     await control.execute("block_resize", {"node-name": name, "size": size})
             await control.execute("cont")
 
+    def why_no_network(self) -> str | None:
+        return launch.why_no_network()
+
     async def pause(self, folder: VmFolder) -> None:
-        async with self._control(folder) as control:
-            await control.execute("stop")
+        await self._execute(folder, "stop")
 
     async def resume(self, folder: VmFolder) -> None:
-        async with self._control(folder) as control:
-            await control.execute("cont")
+        await self._execute(folder, "cont")
 
     async def is_paused(self, folder: VmFolder) -> bool:
+        return bool((await self._execute(folder, "query-status"))["status"] == "paused")
+
+    async def _execute(self, folder: VmFolder, command: str) -> Any:
         async with self._control(folder) as control:
-            return bool((await control.execute("query-status"))["status"] == "paused")
+            return await control.execute(command)
 
     async def kill(self, folder: VmFolder) -> None:
         await asyncio.to_thread(launch.kill, folder)
 
-    async def _launch(self, folder: VmFolder, what: launch.Launch, limits: Limits | None) -> None:
-        await asyncio.to_thread(launch.start, folder, what, limits)
-
     @contextlib.asynccontextmanager
     async def _control(self, folder: VmFolder) -> AsyncIterator[Qmp]:
-        """QEMU's ear; if it is gone, what it said last."""
+        """Connect to QEMU's control socket. Raises CreateFailed with its last words if it is gone."""
         try:
             async with qmp.connect(folder.file(QMP)) as control:
                 yield control
@@ -166,22 +182,24 @@ class Qemu(Hypervisor):
 
     async def _find_version(self) -> str:
         if self._version is None:
-            self._version = await asyncio.to_thread(host.version, self._cache)
+            self._version = await asyncio.to_thread(find_version, self._cache)
         return self._version
 
-    async def _about_host(self, accelerator: Accelerator, folder: VmFolder) -> command.Host:
-        found = [kvm.access()] if accelerator == "kvm" else []
-        cid = None
-        if self._has_vsock:
-            found.append(kvm.access(_VSOCK))
-            cid = await asyncio.to_thread(cids.take, folder.path)
-        return command.Host(
-            program=host.program(),
+    def _shape(self, machine: Machine, about: HostFacts) -> list[str]:
+        return command.shape(machine, about.accelerator, has_vsock=self._has_vsock)
+
+    async def _about_host(self, kernel: Kernel | None, folder: VmFolder, cid: int | None = None) -> HostFacts:
+        """Facts for a machine in this folder; without a kernel, for one that tries KVM."""
+        accelerator: Accelerator = "kvm" if kernel is None else await self._find_accelerator(kernel)
+        devices = [*([kvm.DEVICE] if accelerator == "kvm" else []), *([_VSOCK] if self._has_vsock else [])]
+        taken = await asyncio.to_thread(launch.take_cid, folder.path, cid) if self._has_vsock else None
+        return HostFacts(
+            program=program(),
             accelerator=accelerator,
-            tsc_khz=host.tsc_khz(),
-            opens_memory_read_only=host.numbers(await self._find_version()) >= _READ_ONLY_MEMORY,
-            device_groups=tuple(access.group for access in found if access is not None and access.group is not None),
-            cid=cid,
+            tsc_khz=tsc_khz(),
+            opens_memory_read_only=numbers(await self._find_version()) >= _READ_ONLY_MEMORY,
+            device_groups=tuple(group for device in devices for group in kvm.access(device) or ()),
+            cid=taken,
         )
 
     async def _find_accelerator(self, kernel: Kernel) -> Accelerator:
@@ -191,53 +209,91 @@ class Qemu(Hypervisor):
         return "kvm" if works else "tcg"
 
     async def _try_kvm(self, kernel: Kernel) -> bool:
-        self._cache.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".try-", dir=self._cache) as parent:
-            folder = VmFolder(Path(parent) / "vm")
-            folder.make()
-            machine = Machine(kernel=kernel, drives=(), vcpus=1, boot_args=("skerry.probe",))
-            try:
-                await self._launch(folder, command.command(machine, await self._about_host("kvm", folder), {}), None)
-                await folder.wait(_PROBE_S)
-            except CreateFailed:
-                return False
-            finally:
-                await self.kill(folder)
-            return kvm.SAID in folder.read_console()
+        async def boot(folder: VmFolder) -> None:
+            what = command.command(kvm.probe_machine(kernel), await self._about_host(None, folder), {})
+            await asyncio.to_thread(launch.start, folder, what, None)
+
+        try:
+            await kvm.try_guest(self, self._cache, _PROBE_S, boot)
+            return True
+        except ProviderError as error:
+            _log.info("KVM does not run QEMU here: %s", error)
+            return False
 
 
-def _memory_mode(version: str) -> int:
-    """Who may open saved memory: an older QEMU opens it for writing, though it never writes, as a clone's own user."""
-    if host.numbers(version) >= _READ_ONLY_MEMORY:
-        return 0o444
-    return 0o666 if uids.are_available() else 0o600
-
-
-def _make_overlay(folder: VmFolder, drive: Drive, base: Layer, size: int) -> None:
-    disk = _Disk(max(size, qcow2.size_of(base)), [str(layer.path) for layer in qcow2.layers(base)])
+def _make_overlay(folder: VmFolder, drive: Drive, base: Path, size: int) -> None:
+    disk = _Disk(max(size, qcow2.size_of(base)), [str(layer) for layer in qcow2.layers(base)])
     qcow2.create(folder.file(drive.path), base, disk.size)
     folder.write_file(f"{drive.path}{_NOTE}", msgspec.json.encode(disk))
 
 
 def _disk_of(folder: VmFolder, drive: Drive) -> _Disk:
-    """Not from the header of an overlay, which the machine may have changed, but from what was noted as it was made."""
+    """Facts noted when it was made: the machine may have changed an overlay's header. Raises InvalidSpec."""
     if drive.format == "raw":
         return _Disk(os.stat(folder.path / drive.path).st_size, [])
     try:
-        return msgspec.json.decode(folder.read_file(f"{drive.path}{_NOTE}"), type=_Disk)
+        return msgspec.json.decode(folder.read_note(f"{drive.path}{_NOTE}"), type=_Disk)
     except msgspec.MsgspecError:
-        raise InvalidSpec(
-            f"the drive {drive.path} was not made in {folder.path}: use raw ones from elsewhere"
-        ) from None
+        reason = f"the drive {drive.path} was not made in {folder.path}: use raw ones from elsewhere"
+        raise InvalidSpec(reason) from None
 
 
-def _layers(folder: VmFolder, machine: Machine) -> dict[str, tuple[Layer, ...]]:
-    """Of each drive; the uppermost is named as the machine, which runs in its folder, finds it."""
-    return {
-        drive.name: (Layer(Path(drive.path)), *(Layer(Path(below)) for below in _disk_of(folder, drive).below))
-        for drive in machine.drives
-    }
+def _layers(folder: VmFolder, machine: Machine) -> dict[str, tuple[Path, ...]]:
+    """Files of each drive; the uppermost is named as the machine, which runs in its folder, finds it."""
+    return {drive.name: (Path(drive.path), *map(Path, _disk_of(folder, drive).below)) for drive in machine.drives}
 
 
 def _sizes(folder: VmFolder, machine: Machine) -> dict[str, int]:
     return {drive.name: _disk_of(folder, drive).size for drive in machine.drives}
+
+
+def program() -> str:
+    """Path of QEMU. Raises ProviderUnavailable."""
+    path = shutil.which(_PROGRAM, path=_PATH)
+    if path is None:
+        raise ProviderUnavailable("qemu", f"{_PROGRAM} is not installed", fix=_FIX)
+    return path
+
+
+def find_version(cache: Path) -> str:
+    """Version with the packager's own number: what one build has saved another may not restore. It is asked once for
+    each program, as that takes as long as a clone. Raises ProviderUnavailable."""
+    path = program()
+    status = os.stat(path)
+    known = cache / f"qemu-{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    try:
+        return known.read_text()
+    except FileNotFoundError:
+        found = _ask(path)
+    kvm.remember(known, found)
+    return found
+
+
+def _ask(path: str) -> str:
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, timeout=_VERSION_S, check=True, env={})
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProviderUnavailable("qemu", f"QEMU cannot be run: {error}", fix=_FIX) from error
+    found = re.search(r"version (\d+\.\d+.*)", said.stdout.decode(errors="replace"))
+    if found is None:
+        raise ProviderUnavailable("qemu", f"{_PROGRAM} does not tell its version", fix=_FIX)
+    return found[1].strip()
+
+
+def numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]
+
+
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+    return found[1].strip() if found else "unknown"
+
+
+def tsc_khz(cpuinfo: Path = _CPUINFO, scaling: Path = _SCALING) -> int | None:
+    """Rate of the processor's clock; None where it only tells how fast it happens to run."""
+    try:
+        return int((scaling / "base_frequency").read_text())
+    except OSError:
+        found = re.search(r"^cpu MHz\s*:\s*([\d.]+)$", cpuinfo.read_text(), re.MULTILINE)
+    return None if found is None or scaling.exists() else int(float(found[1]) * 1000)

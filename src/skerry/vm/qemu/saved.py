@@ -1,57 +1,54 @@
-"""What is kept of a saved machine: its memory, the state of its devices, and a note by which both are checked."""
+"""Snapshot of a machine: its memory, the state of its devices, and a note by which both are checked."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from skerry.errors import Conflict, ProviderError
+from skerry.errors import Conflict
+from skerry.vm.folder import take_file, write_note
 
 STATE = "state"
 MEMORY = "memory"
 _NOTE = "saved.json"
 _END_BYTES = 1 << 20
-_COPY_TIMEOUT_S = 300
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be the same for a machine to be restored."""
+    """Facts that must be the same for a machine to be restored."""
 
     version: str
-    """Of QEMU: no other restores it for certain."""
+    """Version of QEMU: no other restores it for certain."""
     cpu: str
     shape: list[str]
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotNote(msgspec.Struct, frozen=True, kw_only=True):
+    """Note of a saved machine, in `saved.json`."""
+
     about: About
     sizes: Mapping[str, int]
-    """Of the drives, in bytes."""
+    """Sizes of the drives, in bytes."""
     state_sha256: str
     memory_size: int
     memory_mtime_ns: int
     memory_ends_sha256: str
-    """Of its first and last MiB: all of it would take longer than the restoring. Whoever changes the rest also changes
-    the time, which only the file's owner can set back."""
+    """Digest of its first and last MiB, as all of it takes longer than the restore; the time tells of the rest."""
 
 
 def write(folder: Path, *, state: bytes, memory: Path, mode: int, about: About, sizes: Mapping[str, int]) -> None:
-    """Take the memory's file over and note it all; without the note, which comes last, nothing was saved."""
+    """Keep state, memory, which is moved, and then the note: without it nothing was saved. Raises ProviderError."""
     folder.chmod(0o700)  # clones get descriptors; nobody else comes near the memory, whatever its mode
     (folder / STATE).write_bytes(state)
     kept = folder / MEMORY
-    _move(memory, kept)
-    os.chown(kept, os.geteuid(), os.getegid())
-    kept.chmod(mode)
+    take_file(memory, kept, mode, f"{memory} is not the memory of a machine")
     _sync(kept)
     status = kept.stat()
-    note = Saved(
+    note = SnapshotNote(
         about=about,
         sizes=sizes,
         state_sha256=hashlib.sha256(state).hexdigest(),
@@ -59,16 +56,14 @@ def write(folder: Path, *, state: bytes, memory: Path, mode: int, about: About, 
         memory_mtime_ns=status.st_mtime_ns,
         memory_ends_sha256=_ends(kept),
     )
-    draft = folder / f"{_NOTE}.new"
-    draft.write_bytes(msgspec.json.encode(note))
     _sync(folder / STATE)
-    draft.rename(folder / _NOTE)
+    write_note(folder / _NOTE, note)
 
 
-def read(folder: Path, now: About) -> tuple[Saved, bytes]:
-    """The note and the state. Conflict if this cannot be restored here, and why."""
+def read(folder: Path, now: About) -> tuple[SnapshotNote, bytes]:
+    """Note and state of a saved machine. Raises Conflict if it cannot be restored here, and says why."""
     try:
-        saved = msgspec.json.decode((folder / _NOTE).read_bytes(), type=Saved)
+        saved = msgspec.json.decode((folder / _NOTE).read_bytes(), type=SnapshotNote)
         state = (folder / STATE).read_bytes()
         memory = (folder / MEMORY).stat()
         ends = _ends(folder / MEMORY)
@@ -95,23 +90,9 @@ def _difference(then: list[str], now: list[str]) -> str:
     return f"then {' '.join(only_then) or 'in another order'}, now {' '.join(only_now) or 'in another order'}"
 
 
-def _move(source: Path, target: Path) -> None:
-    if source.is_symlink() or not source.is_file():
-        raise ProviderError(f"{source} is not the memory of a machine")
-    try:
-        source.rename(target)
-    except OSError:  # another filesystem
-        cp = shutil.which("cp") or "cp"
-        subprocess.run([cp, "--sparse=always", "--", source, target], check=True, timeout=_COPY_TIMEOUT_S)
-        source.unlink()
-
-
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _ends(path: Path) -> str:

@@ -1,5 +1,1 @@
-"""Machines on macOS: vfkit, which runs them on Apple's Virtualization framework."""
-
-from .hypervisor import Vfkit
-
-__all__ = ["Vfkit"]
+"""vfkit: machines on macOS. From outside only `hypervisor.VfkitHypervisor` and `folder.VfkitFolder` are used."""

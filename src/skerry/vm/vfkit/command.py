@@ -1,4 +1,4 @@
-"""What vfkit is told of a machine: all of it is in its command line."""
+"""Command line of a vfkit: a pure function of the machine and its folder."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PLAIN = re.compile(r"/[A-Za-z0-9/._-]+")
 
 
 def port_socket(port: int) -> str:
-    """The socket in a machine's folder that is this port of the guest: vfkit has one for each, without a handshake."""
+    """Name of the socket in a machine's folder that leads to a port of the guest."""
     return f"port-{port}.sock"
 
 
 def sockets(machine: Machine) -> dict[str, int]:
-    """Every socket that leads into the guest, and to which port."""
+    """Sockets that lead into the guest without a handshake, and their ports."""
     return {port_socket(port): port for port in (CONTROL_PORT, AGENT_PORT)} | dict(machine.publish)
 
 
 def command(program: str, folder: Path, machine: Machine) -> list[str]:
-    """The kernel has to be an uncompressed arm64 image."""
+    """Command line of a machine; its kernel must be an uncompressed arm64 image. Raises Unsupported."""
     if machine.network != "none":
         raise Unsupported("network", NAME, "the network that macOS gives to machines reaches this host; use none")
     kernel = machine.kernel
@@ -64,7 +64,6 @@ def _plain(path: Path, longest: int = 1000) -> str:
     """A path as vfkit understands it: it parts options at commas, and takes sockets for parts of a URL."""
     text = str(path)
     if not _PLAIN.fullmatch(text) or len(text) > longest:
-        raise Unsupported(
-            "state_dir", NAME, f"vfkit cannot be told of {text!r}: choose a short path of plain letters and digits"
-        )
+        reason = f"vfkit cannot be told of {text!r}: choose a short path of plain letters and digits"
+        raise Unsupported("state_dir", NAME, reason)
     return text

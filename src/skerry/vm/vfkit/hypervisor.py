@@ -1,4 +1,4 @@
-"""vfkit as a hypervisor: it starts machines from their kernel, and can neither save nor clone one."""
+"""vfkit as a hypervisor: machines on macOS, which boot from their kernel and can neither be saved nor cloned."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from skerry.aio import backoff
 from skerry.errors import ProviderError, ProviderUnavailable, Unsupported, WrongState
-from skerry.http import HttpClient, HttpError, NoAnswer
-from skerry.vm.base import Capabilities, Drive, Hypervisor, Limits, Machine
-
-from .command import API, NAME, PID_FILE, command
+from skerry.net.http import HttpClient, HttpError, NoAnswer
+from skerry.vm.base import Capabilities, Drive, Hypervisor, Machine, MachineLimits
+from skerry.vm.vfkit.command import API, NAME, PID_FILE, command
+from skerry.vm.vfkit.folder import find_all, has_ended
 
 if TYPE_CHECKING:
     from skerry.vm.folder import VmFolder
@@ -39,7 +39,7 @@ class _State(msgspec.Struct):
     state: str
 
 
-class Vfkit(Hypervisor):
+class VfkitHypervisor(Hypervisor):
     name = NAME
 
     def __init__(self, program: str = NAME) -> None:
@@ -50,12 +50,8 @@ class Vfkit(Hypervisor):
             here = f"{platform.system()} on {platform.machine()}"
             fix = "use a Mac with an M1 or later; on Linux use the providers qemu or firecracker"
             raise ProviderUnavailable(NAME, f"it needs macOS on Apple silicon, and this is {here}", fix=fix)
-        program = shutil.which(self._program)
-        if program is None:
-            raise ProviderUnavailable(NAME, "vfkit is not installed", fix="brew install vfkit")
-        said = await asyncio.to_thread(
-            subprocess.run, [program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        argv = [_find_program(self._program), "--version"]
+        said = await asyncio.to_thread(subprocess.run, argv, capture_output=True, text=True, timeout=_TIMEOUT_S)
         return Capabilities(accelerator="hvf", version=version_of(said.stdout), snapshots=False, shares_memory=False)
 
     async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:
@@ -68,23 +64,25 @@ class Vfkit(Hypervisor):
             os.truncate(path, size)
         return Drive(name=name, path=name)
 
-    async def boot(self, folder: VmFolder, machine: Machine, limits: Limits | None) -> None:
-        """macOS has no control groups: what the machine takes of the host is bounded by its own memory and processors
-        alone."""
+    async def boot(self, folder: VmFolder, machine: Machine, limits: MachineLimits | None) -> None:
+        """macOS has no control groups: a machine is bounded by its own memory and processors alone."""
         argv = command(self._program, folder.path, machine)
         _remove_sockets(folder.path)
+        (folder.path / PID_FILE).unlink(missing_ok=True)
         pid = await asyncio.to_thread(_start, argv, folder.path / _WORDS)
-        deadline = time.monotonic() + _TIMEOUT_S
-        while await _state(folder.path) != _RUNNING:
-            if has_ended(pid) or time.monotonic() > deadline:
-                words = (folder.path / _WORDS).read_text(errors="replace").strip()[-2000:]
-                raise ProviderError(f"vfkit did not start the machine: {words}")
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        for delay_s in backoff(_LOOK_AGAIN_S, _LOOK_AGAIN_S, _TIMEOUT_S):
+            if await _state(folder.path) == _RUNNING:
+                return
+            if has_ended(pid):
+                break
+            await asyncio.sleep(delay_s)
+        words = (folder.path / _WORDS).read_text(errors="replace").strip()[-2000:]
+        raise ProviderError(f"vfkit did not start the machine: {words}")
 
     async def save(self, folder: VmFolder, into: Path) -> None:
         raise Unsupported("snapshot", NAME, _NO_SNAPSHOTS)
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: Limits | None) -> None:
+    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
         raise Unsupported("snapshot", NAME, _NO_SNAPSHOTS)
 
     async def pause(self, folder: VmFolder) -> None:
@@ -99,63 +97,48 @@ class Vfkit(Hypervisor):
         return await _state(folder.path) == _PAUSED
 
     async def kill(self, folder: VmFolder) -> None:
-        pid = await asyncio.to_thread(find, folder.path)
-        deadline = time.monotonic() + _TIMEOUT_S
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while await asyncio.to_thread(find, folder.path) is not None:
-            if time.monotonic() > deadline:
-                raise ProviderError(f"vfkit, process {pid}, does not end")
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        for delay_s in backoff(_LOOK_AGAIN_S, _LOOK_AGAIN_S, _TIMEOUT_S):
+            pids = await asyncio.to_thread(find_all, folder.path)
+            if not pids:
+                break
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(delay_s)
+        else:
+            raise ProviderError(f"vfkit, process {pids}, does not end")
         _remove_sockets(folder.path)
         (folder.path / PID_FILE).unlink(missing_ok=True)
 
 
 def version_of(text: str) -> str:
-    """`vfkit version: v0.6.1` tells 0.6.1."""
+    """Version in text like `vfkit version: v0.6.1`. Raises ProviderError."""
     found = re.search(r"version: v?(\S+)", text)
     if found is None:
         raise ProviderError(f"vfkit does not tell its version: {text.strip()[:200]!r}")
     return found[1]
 
 
-def find(folder: Path) -> int | None:
-    """The vfkit of this machine, if it lives: a pid alone may be another's by now, so its command line must fit."""
-    try:
-        pid = int((folder / PID_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    if has_ended(pid):
-        return None
-    told = subprocess.run(["ps", "-ww", "-p", str(pid), "-o", "command="], capture_output=True, text=True)
-    return pid if f"unix://{folder / API}" in told.stdout.split() else None
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child of ours has; of others it is not known."""
-    try:
-        return os.waitpid(pid, os.WNOHANG) != (0, 0)
-    except ChildProcessError:
-        return False
-
-
 def _start(argv: list[str], words: Path) -> int:
-    """In a session of its own, so that it outlives us."""
-    program = shutil.which(argv[0])
-    if program is None:
-        raise ProviderUnavailable(NAME, "vfkit is not installed", fix="brew install vfkit")
+    """Start it in a session of its own, so that it outlives us. Raises ProviderUnavailable."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(words), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     environment = {"PATH": os.defpath}
-    return os.posix_spawn(program, argv, environment, file_actions=actions, setsid=True)
+    return os.posix_spawn(_find_program(argv[0]), argv, environment, file_actions=actions, setsid=True)
+
+
+def _find_program(name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        raise ProviderUnavailable(NAME, "vfkit is not installed", fix="brew install vfkit")
+    return program
 
 
 async def _state(folder: Path) -> str | None:
-    """What vfkit says of the machine; None if it does not say."""
+    """State of the machine in vfkit's words; None if it does not answer."""
     try:
         answer = await _client(folder).request("GET", _STATE)
     except NoAnswer:

@@ -1,1 +1,4 @@
-"""The process beside every virtual machine: it starts it, listens for it, and tells how it ended."""
+"""Warden, the process beside a virtual machine: it starts the hypervisor, serves its sockets, and tells how it ended.
+
+`vm/launch.py` runs `start.py` in an interpreter of its own; nothing else is for others.
+"""

@@ -1,23 +1,66 @@
-"""The life of a warden, once the hypervisor's process runs, to the end of it."""
+"""Service of a warden from the start of the hypervisor's process to its end: console, sockets, exit status."""
 
 from __future__ import annotations
 
+import _socket
+import io
 import os
-import socket
 import sys
 import time
 
 from skerry.agent.guest import wire
+from skerry.agent.guest.loop import READ, Loop
 
-from .console import Console
-from .loop import READ, Loop
 from .mux import HostMux
-from .published import Published
+from .sockets import Published, VsockBridge
 from .warden import CHANNEL
 
 _READY = "v.sock_1024"
 _CONSOLE = "console.log"
 _ENDED = "ended.json"
+_CHUNK = 64 * 1024
+
+
+class Console(io.TextIOBase):
+    """Log of guest, hypervisor and warden: reads a pipe into `path`; a full file takes the place of `path`.1."""
+
+    def __init__(self, pipe: int, path: str, limit: int) -> None:
+        self._pipe = pipe
+        self._path = path
+        self._limit = limit
+        self.is_over = False
+        os.set_blocking(pipe, False)
+        self._fd = self._open()
+        self._size = os.fstat(self._fd).st_size
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def read_some(self) -> bool:
+        """Read a chunk; False if there is nothing now, and `is_over` if there never will be."""
+        try:
+            data = os.read(self._pipe, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._keep(data)
+        self.is_over = not data
+        return bool(data)
+
+    def write(self, text: str) -> int:
+        self._keep(text.encode(errors="replace"))
+        return len(text)
+
+    def _keep(self, data: bytes) -> None:
+        if self._size + len(data) > self._limit:
+            os.close(self._fd)
+            os.replace(self._path, f"{self._path}.1")
+            self._fd = self._open()
+            self._size = 0
+        try:
+            os.write(self._fd, data)
+            self._size += len(data)
+        except OSError:
+            pass  # the disk is full: a machine goes on without a console
 
 
 class Service:
@@ -41,19 +84,15 @@ class Service:
         self._loop.watch(console, READ, self._on_console)
         self._loop.watch(os.pidfd_open(vmm), READ, self._on_end)
         if channel is not None:
-            HostMux(self._loop, channel[0], socket.socket(fileno=channel[1]), _READY, self._complain)
+            listener = _socket.socket(fileno=channel[1])
+            HostMux(self._loop, channel[0], listener, _READY, lambda text: self._console.write(f"skerry: {text}\n"))
         if vsock is not None:
-            from .vsock import VsockBridge
-
-            VsockBridge(self._loop, vsock[0], socket.socket(fileno=vsock[1]), _READY)
+            VsockBridge(self._loop, vsock[0], _socket.socket(fileno=vsock[1]), _READY)
         for fd, port in published:
-            Published(self._loop, socket.socket(fileno=fd), CHANNEL, port)
+            Published(self._loop, _socket.socket(fileno=fd), CHANNEL, port)
 
     def run(self) -> None:
         self._loop.run()
-
-    def _complain(self, text: str) -> None:
-        self._console.write(f"skerry: {text}\n")
 
     def _on_console(self, _events: int) -> None:
         self._console.read_some()
@@ -70,7 +109,7 @@ class Service:
 
 
 def _write_file(name: str, text: str) -> None:
-    """Whole or not at all; not at all if the disk is full."""
+    """Write a file whole or not at all; not at all if the disk is full."""
     try:
         fd = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.write(fd, text.encode())

@@ -1,0 +1,446 @@
+"""The manager: creates, tracks, uses and destroys sandboxes, and never loses one. The store is the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, Unpack
+
+import msgspec
+
+from skerry.aio import require_asyncio
+from skerry.config import Config, load
+from skerry.errors import InvalidSpec, NotFound, SkerryError, WrongState
+from skerry.ledger.ledger import Ledger
+from skerry.ledger.reading import AsyncLedger
+from skerry.manager.addresses import Addresses
+from skerry.manager.create import Creator
+from skerry.manager.decide import Verdict
+from skerry.manager.handles import Handles
+from skerry.manager.images import BuildOptions, Images, build_of, silent
+from skerry.manager.network import Networks
+from skerry.manager.providers import Providers, require_capability
+from skerry.manager.rebuild import Rebuilder
+from skerry.manager.repair import GLANCE_S, LOOK_S, Repair, Timekeeper, due_in
+from skerry.manager.verbs import Power, Storage
+from skerry.manager.watch import Explanation, Watcher, explain
+from skerry.model.records import Cause, Event, Filter, Record
+from skerry.model.results import ExecResult, FileInfo
+from skerry.model.spec import SandboxId, Spec, SpecOptions, new_id
+from skerry.model.states import State
+from skerry.providers.base import Capability, HasLogs, Image, OnProgress, Provider, Snapshot, Volume
+from skerry.sandbox.files import AnyPath
+from skerry.sandbox.processes import ExecOptions
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.store import Store
+
+if TYPE_CHECKING:
+    from skerry.vm.images.kernels import KernelInfo
+
+ALL = Filter()
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Result for one sandbox among many."""
+
+    id: SandboxId
+    error: SkerryError | None = None
+
+
+class _Parts:
+    """The parts of a manager that need the registry."""
+
+    def __init__(
+        self, store: Store, config: Config, providers: Providers, on_seen: Callable[[Record], None], *, shared: bool
+    ) -> None:
+        """`shared`: other programs have the same registry and providers."""
+        if store.instance:  # a registry in memory belongs to no installation
+            store.ledger = Ledger.of(config)
+        addresses = Addresses(config, is_shared=shared)
+        networks = Networks(store, config, is_shared=shared)
+        creator = Creator(store, config, addresses, networks)
+        rebuilder = Rebuilder(store, creator)
+        self.store = store
+        self.repair = Repair(store, providers, rebuilder, addresses, networks)
+        self.watch = Watcher(store, providers, self.repair)
+        self.handles = Handles(store, providers, creator, self.watch, self.repair, on_seen, addresses, networks)
+        self.power = Power(store, self.handles)
+        self.storage = Storage(store, providers, self.handles, creator, rebuilder)
+
+
+class AsyncSandboxManager:
+    """Many sandboxes under one registry, which other programs and shells share.
+
+    `async with AsyncSandboxManager() as manager:` opens the registry that the configuration names and goes on with
+    what a crash has left unfinished.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        store: Store | None = None,
+        providers: Mapping[str, Provider] | None = None,
+        reconcile: bool = True,
+    ) -> None:
+        self.config = config or load()
+        self.ledger = AsyncLedger(self.config)
+        self._providers = Providers(self.config, providers or {})
+        self._images = Images(self.config, self._providers)
+        self._has_own_store = store is None
+        self._parts = None if store is None else _Parts(store, self.config, self._providers, self._seen, shared=False)
+        self._reconcile_on_start = reconcile
+        self._timekeeper: Timekeeper | None = None
+
+    async def __aenter__(self) -> Self:
+        require_asyncio()
+        if self._parts is None:
+            store = await Store.open(self.config.database)
+            shared = not self._providers.given
+            self._parts = _Parts(store, self.config, self._providers, self._seen, shared=shared)
+        first_s = await self._open.repair.unfinished() if self._reconcile_on_start else LOOK_S
+        if self._timekeeper is None:
+            orphans = self._open.repair.orphans if self._reconcile_on_start else None
+            self._timekeeper = Timekeeper(self._open.repair.unfinished, orphans)
+        self._timekeeper.look_in(first_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let go of streams, providers and the store. Sandboxes live on."""
+        if self._timekeeper is not None:
+            await self._timekeeper.aclose()
+            self._timekeeper = None
+        if self._parts is not None:
+            await self._parts.handles.aclose()
+            self._parts.store.ledger.close()
+        await self._providers.aclose()
+        if self._parts is not None and self._has_own_store:
+            await self._parts.store.aclose()
+            self._parts = None
+
+    @property
+    def _open(self) -> _Parts:
+        if self._parts is None:
+            raise WrongState("the manager is not open: enter it with `async with`")
+        return self._parts
+
+    # for other parts of skerry
+
+    @property
+    def store(self) -> Store:
+        return self._open.store
+
+    @property
+    def handles(self) -> Handles:
+        """Its handles, and what they need of the registry."""
+        return self._open.handles
+
+    @property
+    def repair(self) -> Repair:
+        return self._open.repair
+
+    def provider(self, name: str) -> Provider:
+        return self._providers.get(name)
+
+    async def providers_with(self, capability: str) -> list[str]:
+        """Names of those that have a capability, of all that were ever used and the default one."""
+        return [each.name for each in await self._providers.having(Capability(capability), self.store, None)]
+
+    def complete(self, spec: Spec | None, options: SpecOptions) -> Spec:
+        """A spec, or one from keywords, with the configuration's values where nothing is said."""
+        if spec is not None and options:
+            raise InvalidSpec("give a spec or its fields, not both")
+        return self.config.spec(options) if spec is None else self.config.complete(spec)
+
+    def end_overdue(self) -> None:
+        """End what has outlived its lifetime, beside all else; opening with `reconcile` has done so, and waited."""
+        if self._timekeeper is not None:
+            self._timekeeper.look_in(0.0)
+
+    def _seen(self, record: Record) -> None:
+        if self._timekeeper is not None:
+            self._timekeeper.look_in(due_in(record, self.store.now()))
+
+    async def pause(self, reference: str) -> None:
+        """Freeze it, where the provider can."""
+        await self._open.power.pause(reference)
+
+    async def resume(self, reference: str) -> None:
+        """Let a paused one go on."""
+        await self._open.power.resume(reference)
+
+    async def stop(self, reference: str, timeout_s: float | None = None) -> None:
+        """End its processes and keep its files, where the provider can. Its lifetime goes on. Processes get SIGTERM and
+        `timeout_s` to end, 5 s if nothing is said; then, or at once if that is 0, they are killed."""
+        await self._open.power.stop(reference, timeout_s)
+
+    async def start(self, reference: str, env: Mapping[str, str] | None = None) -> None:
+        """Start a stopped one again, for what is left of its lifetime. Its environment is kept nowhere: give it again,
+        if it needs one."""
+        await self._open.power.start(reference, env)
+
+    async def snapshot(self, reference: str, name: str) -> Snapshot:
+        """Keep its files as they are now, under a name. Volumes and processes are no part of that."""
+        return await self._open.storage.snapshot(reference, name)
+
+    async def snapshots(self, provider: str | None = None) -> list[Snapshot]:
+        """All there are, the oldest first; those of one provider, or of all that have any."""
+        return await self._open.storage.snapshots(provider)
+
+    async def remove_snapshot(self, name: str, provider: str | None = None) -> None:
+        """Remove a snapshot. Raises Conflict while a sandbox is made of it."""
+        await self._open.storage.remove_snapshot(name, provider)
+
+    async def restore(self, reference: str, snapshot: str, env: Mapping[str, str] | None = None) -> AsyncSandbox:
+        """Make its box anew from a snapshot, under the same id and with its volumes. What it was since is gone; its
+        environment is kept nowhere: give it again, if it needs one. If that is cut short, it is lost until it is
+        restored again."""
+        return await self._open.storage.restore(reference, snapshot, env)
+
+    async def fork(self, reference: str, **options: Unpack[SpecOptions]) -> AsyncSandbox:
+        """Another sandbox with the same files, and a data volume of its own; `options` change what it is. It has no
+        name and no environment but those given."""
+        return await self._open.storage.fork(reference, **options)
+
+    async def volumes(
+        self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None
+    ) -> list[Volume]:
+        """All there are, by name: those of a kind (`data` or `cache`), of one provider, or of all that have any. Their
+        sizes take longer."""
+        return await self._open.storage.volumes(kind, provider, sizes=sizes)
+
+    async def remove_volume(self, name: str, provider: str | None = None) -> None:
+        """Remove a volume and all that is in it. Raises Conflict while a sandbox uses it."""
+        await self._open.storage.remove_volume(name, provider)
+
+    # images: `provider` names one whose boxes are made of images; without it the configuration does
+
+    async def images(self, *, provider: str | None = None) -> Sequence[Image]:
+        """All that sandboxes can be made of, the newest first."""
+        return await self._images.of(provider).images()
+
+    async def build_base_image(
+        self,
+        dockerfile: str | Path = "",
+        *,
+        provider: str | None = None,
+        builder: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[BuildOptions],
+    ) -> Image:
+        """Build an image from the text of a Dockerfile, or from the file at a Path; for machines also by a `recipe`.
+
+        Without a `context` its COPY finds nothing; without a `name` it is called after the text or the recipe. Its RUN
+        steps have no network unless that is `bridge`, and 2G of `memory`. `builder` is a provider that runs them in the
+        place of `provider`, which imports what comes of it: `vmdocker` does so in a machine of their own. Machines and
+        Incus build nothing themselves: Docker, Podman or Buildah does for them, the first that is there.
+        """
+        return await self._images.build(build_of(dockerfile, options), provider, builder, on_progress or silent)
+
+    async def pull_image(
+        self, name: str, *, provider: str | None = None, on_progress: OnProgress | None = None
+    ) -> Image:
+        """Get an image from its registry."""
+        return await self._images.of(provider).pull_image(name, on_progress or silent)
+
+    async def import_image(
+        self,
+        source: str | os.PathLike[str],
+        name: str,
+        *,
+        provider: str | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Image:
+        """Make an image of an image archive, an OCI layout or a root file system; each may be a folder or a tar."""
+        return await self._images.of(provider).import_image(Path(source), name, on_progress or silent)
+
+    async def remove_image(self, name: str, *, force: bool = False, provider: str | None = None) -> None:
+        """Raises Conflict, which names the sandboxes, while one is made of it. `force` takes all its names."""
+        await self._images.of(provider).remove_image(name, force=force)
+
+    async def kernels(self, *, provider: str | None = None) -> Sequence[KernelInfo]:
+        """The kernels of machines: our own first, then the newest."""
+        return self._images.kernels(provider).all()
+
+    async def fetch_kernel(self, *, provider: str | None = None, on_progress: OnProgress | None = None) -> KernelInfo:
+        """Get the newest of Debian's kernels for machines."""
+        return await self._images.fetch_kernel(provider, on_progress or silent)
+
+    async def build_kernel(self, *, provider: str | None = None, on_progress: OnProgress | None = None) -> KernelInfo:
+        """Build a kernel for machines from Debian's source, which takes long; it boots faster and needs no modules."""
+        return await self._images.build_kernel(provider, on_progress or silent)
+
+    async def remove_kernel(self, key: str, *, provider: str | None = None) -> None:
+        """Machines that run keep what they have read of it."""
+        self._images.kernels(provider).remove(key)
+
+    async def create(
+        self,
+        spec: Spec | None = None,
+        *,
+        key: str | None = None,
+        ephemeral: bool = False,
+        id: SandboxId | None = None,
+        **options: Unpack[SpecOptions],
+    ) -> AsyncSandbox:
+        """Make a sandbox, or nothing. With a `key`, the same create again gives the same sandbox.
+
+        An `ephemeral` one ends with this program, however that ends.
+        """
+        whole = self.complete(spec, options)
+        return self.handles.of(await self.handles.make(id or new_id(), whole, ephemeral=ephemeral, key=key))
+
+    async def create_default(self) -> AsyncSandbox:
+        """A sandbox as the configuration has it."""
+        return await self.create()
+
+    async def register(self, sandbox: AsyncSandbox) -> AsyncSandbox:
+        """Take a sandbox that was made elsewhere into the registry. If that is refused it stays the caller's."""
+        return self.handles.of(await self.handles.adopt(sandbox.id, sandbox.spec, sandbox.enforced))
+
+    async def get(self, reference: str) -> AsyncSandbox:
+        """A sandbox by its id, the beginning of it, or its name."""
+        return self.handles.of(await self.handles.live_record(reference))
+
+    async def record(self, reference: str) -> Record:
+        """The registry's record of it, also when it has ended."""
+        return await self.store.find(reference)
+
+    async def refresh(self, filter: Filter = ALL) -> Sequence[str]:
+        """Ask the hosts of those that fit how they are, and follow that; the providers that did not answer."""
+        records = await self.list(filter)
+        return await self.repair.refresh(record.spec.provider for record in records if record.is_live)
+
+    async def list(self, filter: Filter = ALL) -> list[Record]:
+        """Those that fit, oldest first, as the registry has them; `refresh` before it asks their hosts."""
+        return await self.store.list(filter)
+
+    async def count(self, filter: Filter = ALL) -> int:
+        """The number of those that fit."""
+        return await self.store.count(filter)
+
+    async def exists(self, reference: str) -> bool:
+        """Whether it is there and has not ended."""
+        try:
+            return (await self.record(reference)).is_live
+        except NotFound:
+            return False
+
+    @asynccontextmanager
+    async def with_sandbox(self, reference: str) -> AsyncIterator[AsyncSandbox]:
+        """Use a sandbox for a while; its stream is closed after, the sandbox lives on."""
+        sandbox = await self.get(reference)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+    async def execute(self, reference: str, command: Sequence[str] | str, **options: Unpack[ExecOptions]) -> ExecResult:
+        """Run a command in it to its end; options as for `Sandbox.exec`."""
+        return await (await self.get(reference)).exec(command, **options)
+
+    async def execute_code(
+        self, reference: str, language: str | None, code: str, **options: Unpack[ExecOptions]
+    ) -> ExecResult:
+        """Run code in it; options as for `Sandbox.run_code`."""
+        return await (await self.get(reference)).run_code(language, code, **options)
+
+    async def read_file(self, reference: str, path: AnyPath) -> bytes:
+        """A file of it, whole."""
+        return await (await self.get(reference)).files.read(path)
+
+    async def write_file(self, reference: str, path: AnyPath, data: bytes | str) -> int:
+        """Write a whole file into it; its size."""
+        return await (await self.get(reference)).files.write(path, data)
+
+    async def list_dir(self, reference: str, path: AnyPath = ".", *, depth: int = 1) -> Sequence[FileInfo]:
+        """The files in a folder of it."""
+        return await (await self.get(reference)).files.list(path, depth=depth)
+
+    async def is_healthy(self, reference: str) -> bool:
+        """Whether its agent answers, now; a busy one does too."""
+        try:
+            return await (await self.get(reference)).is_healthy()
+        except SkerryError:
+            return False
+
+    async def destroy(
+        self, reference: str, *, volumes: bool = False, cause: Cause = Cause.USER, grace_s: float | None = None
+    ) -> None:
+        """End a sandbox and remove all of it. Quiet if it has ended; safe while it is being made. Its processes get
+        SIGTERM and `grace_s` to end, 2 s if nothing is said and the `cause` is the user; 0 kills them at once."""
+        await self.handles.destroy(reference, volumes=volumes, cause=cause, grace_s=grace_s)
+
+    async def destroy_all(
+        self, filter: Filter = ALL, *, volumes: bool = False, grace_s: float | None = None
+    ) -> Sequence[Outcome]:
+        """End all that fit, in parallel, as well as it goes; each failure is told. Safe while creates run."""
+
+        async def destroy(id: SandboxId) -> Outcome:
+            try:
+                await self.destroy(id, volumes=volumes, grace_s=grace_s)
+            except SkerryError as error:
+                return Outcome(id, error)
+            return Outcome(id)
+
+        return await asyncio.gather(*(destroy(record.id) for record in await self.list(filter)))
+
+    async def explain(self, reference: str) -> Explanation:
+        """Tell when it will end and why, or why it did."""
+        record = await self.repair.look(await self.record(reference))
+        return await explain(record, self.handles.of(record), self.store.now())
+
+    async def set_lifetime(
+        self, reference: str, lifetime: float | str | None = None, idle: float | str | None = None
+    ) -> None:
+        """Change when it ends by itself, counted from now; None is never."""
+        await self.handles.of(await self.record(reference)).set_lifetime(lifetime, idle)
+
+    async def wait(self, reference: str, states: set[State] | None = None, timeout_s: float | None = None) -> Record:
+        """Wait until it is in one of `states`; without any, until it has ended. Raises if it never will be."""
+        id = (await self.record(reference)).id
+        async with asyncio.timeout(timeout_s):
+            return await self._open.watch.until(id, states)
+
+    async def look_after(self, reference: str) -> Record:
+        """See what the host says of one sandbox, follow that, and tell what is known of it then."""
+        record = await self.record(reference)
+        await self.repair.sandbox(record, answer_s=GLANCE_S)
+        return await self.store.get(record.id)
+
+    async def events(self, *, after: int = 0, follow: bool = False, sandbox: str | None = None) -> AsyncIterator[Event]:
+        """All that happened after a place in the order, and with `follow` all that will, also what others do to boxes
+        by hand, where the provider tells."""
+        id = None if sandbox is None else (await self.record(sandbox)).id
+        async with aclosing(self._open.watch.events(after, id, follow=follow)) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self) -> None:
+        """Until it is cancelled: what others do to boxes is written down when it happens, where the provider tells."""
+        await self._open.watch.follow()
+
+    async def logs(self, reference: str, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
+        """The log of the box itself, such as its agent's last words, where the provider keeps it."""
+        record = await self.record(reference)
+        box: HasLogs = require_capability(self.provider(record.spec.provider), Capability.LOGS)
+        async for chunk in box.logs(record.id, follow=follow, tail=tail):
+            yield chunk
+
+    async def prune(self, *, older_s: float = 86400.0) -> int:
+        """Forget what ended longer ago than that; how many records."""
+        return await self.store.prune(before=time.time() - older_s)
+
+    async def reconcile(self, *, dry_run: bool = False, rebuild: bool = False) -> Sequence[Verdict]:
+        """Compare the registry with every provider it speaks of and the default one, and repair the difference. With
+        `rebuild`, what runs on an image that has a newer one by its name is made anew; volumes are kept."""
+        names = await self._providers.names(self.store)
+        found = [await self.repair.provider(name, dry_run=dry_run, rebuild=rebuild) for name in names]
+        return [verdict for verdicts in found for verdict in verdicts]

@@ -1,5 +1,0 @@
-"""Boxes as virtual machines of QEMU."""
-
-from skerry.providers.qemu.provider import Qemu, QemuConfig
-
-__all__ = ["Qemu", "QemuConfig"]

@@ -1,1 +1,0 @@
-"""What images are imported from: folders and tars with a root, an archive or an OCI layout in them."""

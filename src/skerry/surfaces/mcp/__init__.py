@@ -1,0 +1,1 @@
+"""The Model Context Protocol: `server.serve` is the entry, `server.CallLimits` its bounds. Needs the package mcp."""
