@@ -190,7 +190,8 @@ async def test_a_tree_into_a_place_that_cannot_be_says_why(sandbox: AsyncSandbox
 
 async def test_a_watch_that_is_not_read_tells_of_its_overflow(sandbox: AsyncSandbox, guest: Guest) -> None:
     async with await sandbox.files.watch(".") as events:
-        script = "import os\nfor _ in range(12000): os.close(os.open('f', os.O_CREAT | os.O_WRONLY)); os.unlink('f')"
+        # more than the stream's window and what the agent keeps beside it, however quickly it reads the kernel's queue
+        script = "import os\nfor _ in range(40000): os.close(os.open('f', os.O_CREAT | os.O_WRONLY)); os.unlink('f')"
         assert (await sandbox.exec([sys.executable, "-S", "-c", script])).ok
         async for event in events:
             if event.event == "overflow":
