@@ -25,10 +25,7 @@ settings.register_profile("suite", settings(), deadline=None, suppress_health_ch
 settings.load_profile("suite")
 
 
-_STATE = Path(tempfile.gettempdir(), f"skerry-tests-{os.getpid()}")  # short, as it holds sockets
-
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Keep the suite apart from how it was started, and from the registry and the settings of this machine.
 
     A suite that is started in the background ignores Ctrl-C, and all that it starts would inherit that. The registry
@@ -36,14 +33,12 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _STATE.mkdir(mode=0o755)
-    config = _STATE / "config.toml"
-    config.touch()
-    os.environ.update(SKERRY_STATE_DIR=str(_STATE / "state"), SKERRY_CONFIG=str(config))
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(_STATE)
+    folder = Path(tempfile.mkdtemp(prefix="skerry-tests-", dir="/tmp"))  # short, as it holds sockets
+    folder.chmod(0o755)
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    settings_file = folder / "config.toml"
+    settings_file.touch()
+    os.environ.update(SKERRY_STATE_DIR=str(folder / "state"), SKERRY_CONFIG=str(settings_file))
 
 
 @pytest.fixture(scope="session")
