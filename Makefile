@@ -2,7 +2,9 @@
 ARGS ?=
 ROUNDS ?= 10000
 
-.PHONY: setup test test-newest check format bench escapes soak lock
+FRAMEWORKS = inspect harbor langchain openai-agents smolagents
+
+.PHONY: $(FRAMEWORKS) setup test test-newest check format bench escapes soak lock page e2b
 
 setup:
 	scripts/install
@@ -28,9 +30,24 @@ bench: setup
 escapes: setup
 	.venv/bin/python -m tests.escape $(ARGS)
 
+# The own suites of frameworks of agents, on real boxes; each framework is installed in an environment of its own.
+# `make test` runs a part of this.
+$(FRAMEWORKS): setup
+	SKERRY_REQUIRE=$${SKERRY_REQUIRE-local,docker,qemu,frameworks} \
+		.venv/bin/pytest -m "whole or not whole" tests/adapters/test_$(subst -,_,$@).py $(ARGS)
+
 # Kill managers at every step, again and again, and see that nothing leaks, is lost or doubled.
 soak: setup
 	.venv/bin/python -m tests.manager.soak --rounds $(ROUNDS)
 
 lock:
 	scripts/lock $(ARGS)
+
+# Build the page of the server into the package; only whoever changes page/ needs Node.
+page:
+	npm --prefix page ci --ignore-scripts
+	npm --prefix page run build
+
+# The tests of E2B's own SDK against a server of ours: make e2b E2B_TESTS=.../E2B/packages/python-sdk ARGS="--domain"
+e2b: setup
+	E2B_TESTS=$(E2B_TESTS) .venv/bin/python -m tests.adapters.e2b $(ARGS)

@@ -15,7 +15,10 @@ PACKAGES = {
     "SWE-ReX": ["swe-rex==1.4.0", "aiohttp==3.14.5"],  # which it imports and does not name
     "llm-sandbox": ["llm-sandbox[docker]==0.3.46"],
 }
-NOT_RUN = {"OpenSandbox": "its server in the box (execd) comes only as an image of a registry"}
+SERVERS = {"OpenSandbox": ["opensandbox-server==1.1.1"]}
+"""Those that are measured beside `skerry serve`."""
+CLIENTS = {"E2B": ["e2b==2.63.0"]}
+"""Those that use our server."""
 
 
 def python_of(peer: str) -> Path:
@@ -23,7 +26,7 @@ def python_of(peer: str) -> Path:
 
 
 def main() -> None:
-    for peer, packages in PACKAGES.items():
+    for peer, packages in (PACKAGES | SERVERS | CLIENTS).items():
         if not python_of(peer).exists():
             venv.create(ENVIRONMENTS / peer, with_pip=True)
         subprocess.run([python_of(peer), "-m", "pip", "install", "--quiet", *packages], check=True)

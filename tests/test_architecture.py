@@ -28,6 +28,7 @@ LONG_FILES = {
 MAX_LINES = 450
 
 PUBLIC = {
+    "aconnect", "connect", "AsyncRemoteManager",
     "AsyncFleet", "AsyncSandbox", "AsyncSandboxManager", "AsyncSandboxPool", "Cache", "Cause", "ExecResult",
     "FileEvent", "FileInfo", "FileType", "Filter", "Fleet", "FleetSpec", "Metrics", "Mount", "Network", "Port",
     "ProcessInfo", "Record", "Restart", "Sandbox", "SandboxId", "SandboxManager", "SandboxPool", "Secret",

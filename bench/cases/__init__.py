@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Callable
 from figure import Figure
 
 from .box_memory import box_memory
+from .burst import burst
 from .command_line import command_line
 from .create import create
 from .docker import docker
 from .docker_peers import docker_peers
+from .e2b import e2b
 from .engines import gvisor, podman
 from .execute import execute
 from .files import files
 from .fleet import fleet
 from .incus import incus
+from .interpreter import interpreter
 from .machine_docker import vmdocker
 from .machines import vm
 from .many import many
@@ -23,12 +26,16 @@ from .network import network
 from .opened import opened
 from .peers import peers
 from .registry import registry
+from .server import server
+from .server_peer import server_peer
 from .settings import Settings
 from .stream import stream
 
 CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "create": create,
+    "burst": burst,
     "exec": execute,
+    "interpreter": interpreter,
     "stream": stream,
     "files": files,
     "cli": command_line,
@@ -38,11 +45,14 @@ CASES: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "registry": registry,
     "fleet": fleet,
     "network": network,
+    "server": server,
+    "e2b": e2b,
     "peers": peers,
     "docker": docker,
     "gvisor": gvisor,
     "podman": podman,
     "docker-peers": docker_peers,
+    "server-peer": server_peer,
     "incus": incus,
     "vm": vm,
     "vmdocker": vmdocker,

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
 from figure import Figure, ms, not_run, p50
-from install_peers import ENVIRONMENTS, NOT_RUN, PACKAGES, python_of
+from install_peers import ENVIRONMENTS, PACKAGES, python_of
 from peer_client import DATA, NAME
 from raw_engine import NotStartable, RawEngine, client_environment
 
@@ -44,7 +44,7 @@ async def docker_peers(settings: Settings) -> list[Figure]:
 
 
 async def _measure(both: Bench, settings: Settings) -> list[Figure]:
-    missing = dict(NOT_RUN)
+    missing: dict[str, str] = {}
     times: dict[str, dict[str, list[float]]] = {"skerry": {step: [] for step in _STEPS}}
     with ExitStack() as opened:
         peers: dict[str, Step] = {}

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from skerry.model.spec import Spec
+from skerry.providers.base import Provider
+from skerry.sandbox.sandbox import AsyncSandbox
+
+_TRIES = 40
+_PAUSE_S = 0.05
+
+
+async def warm_up(provider: Provider) -> None:
+    """Make boxes until one is forked, and so one process with no launcher beside it; or long enough."""
+    for _ in range(_TRIES):
+        sandbox = await AsyncSandbox.create(Spec(), provider)
+        try:
+            if len(processes_of(sandbox.id)) == 1:
+                return
+        finally:
+            await sandbox.destroy()
+        await asyncio.sleep(_PAUSE_S)
 
 
 def processes_of(id: str) -> set[int]:

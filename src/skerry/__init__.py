@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from skerry.version import __version__
 
 if TYPE_CHECKING:
+    from skerry.errors import AccessDenied as AccessDenied
     from skerry.errors import AgentError as AgentError
     from skerry.errors import AgentProtocolError as AgentProtocolError
     from skerry.errors import AgentUnreachable as AgentUnreachable
     from skerry.errors import ArgumentsTooLong as ArgumentsTooLong
+    from skerry.errors import BoxFull as BoxFull
     from skerry.errors import CallInterrupted as CallInterrupted
     from skerry.errors import CallTimeout as CallTimeout
     from skerry.errors import ConfigError as ConfigError
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from skerry.errors import DiskFull as DiskFull
     from skerry.errors import FileError as FileError
     from skerry.errors import GateUnavailable as GateUnavailable
+    from skerry.errors import HostFull as HostFull
     from skerry.errors import ImageNotFound as ImageNotFound
+    from skerry.errors import InterpreterDied as InterpreterDied
+    from skerry.errors import InterpreterKilled as InterpreterKilled
     from skerry.errors import InterpreterNotFound as InterpreterNotFound
     from skerry.errors import InvalidFleet as InvalidFleet
     from skerry.errors import InvalidSpec as InvalidSpec
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from skerry.errors import LedgerFull as LedgerFull
     from skerry.errors import LimitReached as LimitReached
     from skerry.errors import NotFound as NotFound
+    from skerry.errors import NotPermitted as NotPermitted
     from skerry.errors import PathDenied as PathDenied
     from skerry.errors import PathExists as PathExists
     from skerry.errors import PathInvalid as PathInvalid
@@ -82,22 +88,27 @@ if TYPE_CHECKING:
     from skerry.model.spec import Workspace as Workspace
     from skerry.model.states import State as State
     from skerry.pool.pool import AsyncSandboxPool as AsyncSandboxPool
+    from skerry.remote.manager import AsyncRemoteManager as AsyncRemoteManager
+    from skerry.remote.manager import aconnect as aconnect
     from skerry.sandbox.sandbox import AsyncSandbox as AsyncSandbox
     from skerry.sync.api import Fleet as Fleet
     from skerry.sync.api import Sandbox as Sandbox
     from skerry.sync.api import SandboxManager as SandboxManager
     from skerry.sync.api import SandboxPool as SandboxPool
+    from skerry.sync.api import connect as connect
 
 _HOME = {
     "skerry.sandbox.sandbox": ["AsyncSandbox"],
     "skerry.errors": [
-        "AgentError", "AgentProtocolError", "AgentUnreachable", "ArgumentsTooLong", "CallInterrupted",
+        "AccessDenied", "AgentError", "AgentProtocolError", "AgentUnreachable", "ArgumentsTooLong", "BoxFull",
+        "CallInterrupted",
         "CallTimeout", "ConfigError", "Conflict", "CreateFailed", "DiskFull", "FileError", "GateUnavailable",
-        "ImageNotFound", "InterpreterNotFound", "InvalidFleet", "InvalidSpec", "LedgerError", "LedgerFull",
-        "LimitReached", "NotFound", "PathDenied", "PathExists", "PathInvalid", "PathIsFolder", "PathNotEmpty",
-        "PathNotFile", "PathNotFolder", "PathNotFound", "PathReadOnly", "PathTooLong", "PortTaken", "ProviderError",
-        "ProviderUnavailable",
-        "SandboxGone", "SkerryError", "StoreCorrupt", "StoreError", "StoreFull", "StoreReadOnly", "StoreTooNew",
+        "HostFull", "ImageNotFound", "InterpreterDied", "InterpreterKilled", "InterpreterNotFound", "InvalidFleet",
+        "InvalidSpec", "LedgerError", "LedgerFull",
+        "LimitReached", "NotFound", "NotPermitted", "PathDenied", "PathExists", "PathInvalid", "PathIsFolder",
+        "PathNotEmpty", "PathNotFile", "PathNotFolder", "PathNotFound", "PathReadOnly", "PathTooLong", "PortTaken",
+        "ProviderError", "ProviderUnavailable", "SandboxGone", "SkerryError", "StoreCorrupt", "StoreError", "StoreFull",
+        "StoreReadOnly", "StoreTooNew",
         "StoreUnavailable", "TooLarge", "Unsupported", "UserNotFound", "WrongState",
     ],
     "skerry.fleet.fleet": ["AsyncFleet", "load_fleet"],
@@ -111,7 +122,8 @@ _HOME = {
     "skerry.model.records": ["Cause", "Filter", "Record"],
     "skerry.model.secrets": ["Secret"],
     "skerry.model.spec": ["Cache", "Mount", "Network", "Port", "Restart", "SandboxId", "Spec", "Workspace"],
-    "skerry.sync.api": ["Fleet", "Sandbox", "SandboxManager", "SandboxPool"],
+    "skerry.remote.manager": ["AsyncRemoteManager", "aconnect"],
+    "skerry.sync.api": ["Fleet", "Sandbox", "SandboxManager", "SandboxPool", "connect"],
 }  # fmt: skip
 
 __all__ = ["__version__", *(name for names in _HOME.values() for name in names)]

@@ -38,6 +38,17 @@ async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait for their ends, whatever those are."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+
+
 def backoff(first_s: float, longest_s: float, timeout_s: float | None = None) -> Iterator[float]:
     """Yield the waits between attempts, each twice as long as the one before, until `timeout_s` have passed. The caller
     sleeps, so that it serves threads and event loops alike."""

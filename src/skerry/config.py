@@ -8,11 +8,15 @@ import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin
 
 import msgspec
 
 from skerry.errors import ConfigError, InvalidSpec
+from skerry.model.settings import LedgerSettings as LedgerSettings
+from skerry.model.settings import NetworkConfig as NetworkConfig
+from skerry.model.settings import ServerSettings as ServerSettings
+from skerry.model.templates import Template
 from skerry.units import parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -29,36 +33,14 @@ _REGISTRY = "registry.db"
 _NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
 
 
-class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the rules of sandboxes may speak of, beside what is known to all."""
-
-    hosts: dict[str, tuple[str, ...]] = {}
-    """Addresses of names, private ones included: they are connected to without a question to DNS."""
-    sets: dict[str, tuple[str, ...]] = {}
-    """Named sets of rules of this installation's own."""
-    ca: str | None = None
-    """File of certificates that the gate trusts beside those of the host, where it opens TLS for a secret."""
-
-
-class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the ledger."""
-
-    enabled: bool = True
-    max_bytes: int = 64 << 20
-    """Size of a file from which on the next line begins another."""
-    keep: int = 16
-    """The most files that are kept beside the newest; 0 is all."""
-    when_full: Literal["stop", "go-on"] = "stop"
-    """Whether new work stops when a line cannot be written, or goes on, and lines are lost."""
-    commands: Literal["redacted", "names", "off"] = "redacted"
-    """What is written of commands: all but what looks like a secret, the name of the program, or nothing."""
-    redact: tuple[str, ...] = ()
-    """Patterns whose matches in commands are hidden too."""
-
-
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of this installation; `origins` tells for each dotted key where its value came from."""
 
+    url: str = ""
+    """The server that the command line, and `skerry.connect()`, use; empty is this machine itself."""
+    token: str = ""
+    ca: str = ""
+    """File of certificates that a server is trusted by, beside those of the system."""
     provider: str
     state_dir: str
     project: str
@@ -73,12 +55,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The most sandboxes at once; 0 is no limit."""
     max_boots: int
     """The most that are made at once."""
+    min_free_memory: int = 0
+    """Bytes of the host's memory that have to stay free when a box is made on it; 0 is no look."""
     log: str = "off"
     """What the command line logs to stderr: a level, or `LOGGER=LEVEL`; `off` is a value."""
     ledger: LedgerSettings = LedgerSettings()
+    server: ServerSettings = ServerSettings()
     providers: dict[str, dict[str, Any]]
     """Each provider's own settings, by its name; only the provider knows what they may be."""
     network: NetworkConfig = NetworkConfig()
+    templates: dict[str, Template] = {}
+    """What sandboxes are that E2B's clients ask for by the name of a template: [e2b.templates.NAME]."""
     tool: str = "api"
     """Program that uses these settings, for the ledger: cli, mcp, ..., or one of the user's own."""
     origins: dict[str, str]
@@ -129,18 +116,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         from skerry.log import hide_passwords
 
         top = {key: attrgetter(key)(self) for key in _KEYS} | {"database": hide_passwords(self.database)}
+        top["token"] = "********" if self.token else ""
         top |= {} if self.network.ca is None else {_CA: self.network.ca}
         slices: dict[str, Mapping[str, Any]] = {f"providers.{name}": each for name, each in self.providers.items()}
         slices |= {f"network.{table}": getattr(self.network, table) for table in _NETWORK}
         return top | {f"{at}.{key}": value for at, settings in slices.items() for key, value in settings.items()}
 
 
-_NUMBERS = ("max_sandboxes", "max_boots")
+_MIN_FREE = "min_free_memory"
+_NUMBERS = ("max_sandboxes", "max_boots", _MIN_FREE)
 _DURATIONS = ("lifetime", "idle", "timeout")
 _NETWORK = ("hosts", "sets")
 _CA = "network.ca"
-_LEDGER = {f"ledger.{field.name}": field for field in msgspec.structs.fields(LedgerSettings)}
-_KEYS = ("provider", "state_dir", "project", *_DURATIONS, "database", *_NUMBERS, "log", *_LEDGER)
+_TEMPLATES = "e2b.templates"
+_SECTIONS: Mapping[str, type[msgspec.Struct]] = {"ledger": LedgerSettings, "server": ServerSettings}
+_FIELDS = {f"{name}.{each.name}": each for name, kind in _SECTIONS.items() for each in msgspec.structs.fields(kind)}
+_SIZES = ("ledger.max_bytes", "server.max_body")
+_LEAST = {
+    "ledger.max_bytes": 1, "ledger.keep": 0, "server.max_body": 1024, "server.rate": 1, "server.max_calls": 1,
+    "server.max_connections": 1, "server.drain_s": 0,
+}  # fmt: skip
+_SERVER = ("url", "token", "ca")
+_KEYS = ("provider", "state_dir", "project", *_DURATIONS, "database", *_NUMBERS, "log", *_SERVER, *_FIELDS)
 
 
 class _Setting(NamedTuple):
@@ -153,11 +150,19 @@ _Layer = dict[str, _Setting]
 
 def load(overrides: Mapping[str, Any] | None = None) -> Config:
     """The configuration of this process. `overrides` are the flags; those that are None were not given."""
-    settings = _defaults() | _from_file() | _from_environment() | _from_flags(overrides or {})
+    settings = _defaults()
+    for layer in (_from_file(), _from_context(), _from_environment(), _from_flags(overrides or {})):
+        if "url" in layer:  # a token is for the server that it was given with, and no other
+            settings |= {key: _Setting("", "default") for key in _SERVER}
+        settings |= layer
     plain = {key: _checked(key, setting) for key, setting in settings.items() if key in _KEYS}
-    ledger = LedgerSettings(**{field.name: plain.pop(key) for key, field in _LEDGER.items()})
+    sections: dict[str, Any] = {
+        name: kind(**{field: plain.pop(f"{name}.{field}") for field in kind.__struct_fields__})
+        for name, kind in _SECTIONS.items()
+    }
     if plain["database"] == _REGISTRY:
         plain["database"] = f"{plain['state_dir']}/{_REGISTRY}"
+    templates = _checked_templates(settings.pop(_TEMPLATES, None))
     slices: dict[str, dict[str, Any]] = {}
     tables: dict[str, dict[str, tuple[str, ...]]] = {table: {} for table in _NETWORK}
     for key, setting in settings.items():
@@ -170,7 +175,7 @@ def load(overrides: Mapping[str, Any] | None = None) -> Config:
     ca = _checked_ca(settings[_CA]) if _CA in settings else None
     network = NetworkConfig(ca=ca, hosts=tables["hosts"], sets=tables["sets"])
     origins = {key: setting.origin for key, setting in settings.items()}
-    return Config(**plain, ledger=ledger, network=network, providers=slices, origins=origins)
+    return Config(**plain, **sections, network=network, templates=templates, providers=slices, origins=origins)
 
 
 def variable(name: str) -> str | None:
@@ -187,6 +192,7 @@ def lasting_environment() -> dict[str, str]:
 def _defaults() -> _Layer:
     state_dir = "/var/lib/skerry" if os.geteuid() == 0 else str(_xdg("XDG_STATE_HOME", "~/.local/state"))
     values: dict[str, Any] = {
+        **dict.fromkeys(_SERVER, ""),
         "provider": "local",
         "state_dir": state_dir,
         "project": "default",
@@ -196,20 +202,37 @@ def _defaults() -> _Layer:
         "database": _REGISTRY,
         "max_sandboxes": 100,
         "max_boots": 16,
+        _MIN_FREE: 256 << 20,
         "log": "off",
-        **{key: field.default for key, field in _LEDGER.items()},
+        **{key: field.default for key, field in _FIELDS.items()},
     }
     return {key: _Setting(value, "default") for key, value in values.items()}
 
 
-def _from_file() -> _Layer:
-    named = os.environ.get("SKERRY_CONFIG")
+def contexts_path() -> Path:
+    """The file in which `skerry context` keeps the servers that it knows, beside that of the settings."""
+    return _file().with_name("contexts.json")
+
+
+def _file() -> Path:
     folder = Path("/etc/skerry") if os.geteuid() == 0 else _xdg("XDG_CONFIG_HOME", "~/.config")
-    path = Path(named).expanduser() if named else folder / "config.toml"
+    return Path(os.environ.get("SKERRY_CONFIG") or folder / "config.toml").expanduser()
+
+
+def _from_context() -> _Layer:
+    from skerry import contexts
+
+    path = contexts_path()
+    used = contexts.read(path).used if path.exists() else None
+    return {} if used is None else {key: _Setting(getattr(used, key), str(path)) for key in _SERVER}
+
+
+def _from_file() -> _Layer:
+    path = _file()
     try:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        if named:
+        if os.environ.get("SKERRY_CONFIG"):
             raise ConfigError(f"{path}: no such file; SKERRY_CONFIG names it") from None
         return {}
     except (OSError, ValueError) as error:
@@ -246,13 +269,15 @@ def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
             flat[key] = value
         elif key == "network":
             flat |= _flat_network(value, path)
-        elif key == "ledger" and isinstance(value, dict):
-            flat |= {f"ledger.{field}": each for field, each in value.items()}
-            if unknown := [field for field in value if f"ledger.{field}" not in _KEYS]:
-                known = ", ".join(LedgerSettings.__struct_fields__)
-                raise ConfigError(f"{path}: unknown key {unknown[0]!r} in [ledger]; there are {known}")
+        elif key == "e2b":
+            flat[_TEMPLATES] = value
+        elif key in _SECTIONS and isinstance(value, dict):
+            flat |= {f"{key}.{field}": each for field, each in value.items()}
+            if unknown := [field for field in value if f"{key}.{field}" not in _KEYS]:
+                known = ", ".join(_SECTIONS[key].__struct_fields__)
+                raise ConfigError(f"{path}: unknown key {unknown[0]!r} in [{key}]; there are {known}")
         elif key != "providers":
-            known = f"{', '.join(_KEYS)}, [ledger], [network] and [providers.NAME]"
+            known = f"{', '.join(_KEYS)}, [ledger], [network], [server], [e2b] and [providers.NAME]"
             raise ConfigError(f"{path}: unknown key {key!r}; there are {known}")
         elif not isinstance(value, dict) or not all(isinstance(settings, dict) for settings in value.values()):
             raise ConfigError(f"{path}: 'providers' must hold one table for each provider: [providers.NAME]")
@@ -269,6 +294,15 @@ def _flat_network(value: Any, path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: unknown key 'network.{unknown[0]}'; there are {', '.join(_NETWORK)} and ca")
     flat = {f"network.{table}.{name}": each for table, fields in tables.items() for name, each in fields.items()}
     return flat | ({_CA: value["ca"]} if "ca" in value else {})
+
+
+def _checked_templates(setting: _Setting | None) -> dict[str, Template]:
+    if setting is None:
+        return {}
+    try:
+        return msgspec.convert(setting.value, dict[Literal["templates"], dict[str, Template]])["templates"]
+    except (msgspec.ValidationError, KeyError) as error:
+        raise ConfigError(f"{setting.origin}: e2b: {error}; it holds [e2b.templates.NAME]") from None
 
 
 def _checked_ca(setting: _Setting) -> str:
@@ -304,11 +338,11 @@ def _checked(key: str, setting: _Setting) -> Any:
     value, origin = setting
     if key in _NUMBERS:
         return _checked_number(key, value, origin)
-    if key in _LEDGER:
-        return _checked_ledger(key, value, origin)
+    if key in _FIELDS:
+        return _checked_field(key, value, origin)
     if key in _DURATIONS and isinstance(value, int | float) and not isinstance(value, bool):
         value = f"{value}s"
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not (value or key in _SERVER):
         raise ConfigError(f"{origin}: {key} is {value!r}; it must be a text that is not empty")
     if key == "state_dir":
         value = os.path.expanduser(value)
@@ -331,28 +365,29 @@ def _checked(key: str, setting: _Setting) -> Any:
 
 def _checked_number(key: str, value: Any, origin: str) -> int:
     try:
-        number = int(value) if isinstance(value, str) else value
-    except ValueError:
+        number = parse_size(value, key) if key == _MIN_FREE else int(value) if isinstance(value, str) else value
+    except (ValueError, InvalidSpec):
         number = None
-    least = 0 if key == "max_sandboxes" else 1
+    least = 1 if key == "max_boots" else 0
     if type(number) is not int or number < least:
         raise ConfigError(f"{origin}: {key} is {value!r}; it must be a whole number, at least {least}")
     return number
 
 
-def _checked_ledger(key: str, value: Any, origin: str) -> Any:
-    """A setting of the ledger, as its type has it; variables are texts, and one pattern is a list of one."""
+def _checked_field(key: str, value: Any, origin: str) -> Any:
+    """A setting of a section, as its type has it; variables are texts, and one text is a list of one."""
+    type = _FIELDS[key].type
     try:
-        if key == "ledger.max_bytes":
+        if key in _SIZES:
             value = parse_size(value, key)
-        elif key == "ledger.redact":
+        elif get_origin(type) is tuple:
             value = [value] if isinstance(value, str) else value
-        value = msgspec.convert(value, _LEDGER[key].type, strict=False)
+        value = msgspec.convert(value, type, strict=False)
         for pattern in value if key == "ledger.redact" else ():
             re.compile(pattern)
     except (msgspec.ValidationError, InvalidSpec, re.error) as error:
         raise ConfigError(f"{origin}: {key} is {value!r}: {error}") from None
-    least = {"ledger.max_bytes": 1, "ledger.keep": 0}.get(key)
+    least = _LEAST.get(key)
     if least is not None and value < least:
         raise ConfigError(f"{origin}: {key} is {value!r}; it must be a whole number, at least {least}")
     return value

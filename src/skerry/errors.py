@@ -13,7 +13,11 @@ SkerryError
 ├─ Conflict                  a name, id or idempotency key is taken
 │  └─ PortTaken              a port of this host is taken: choose another, or let one be chosen
 ├─ LimitReached              no room: retry later, or raise the limit
-│  └─ TooLarge               a file or folder is larger than may come out: say how much may
+│  ├─ TooLarge               a file or folder is larger than may come out: say how much may
+│  ├─ HostFull               the host has no memory left for another box: retry later
+│  └─ BoxFull                the box has no room for another process, file or call: end some
+├─ AccessDenied              a server was given no token, or one that is not good: give another
+├─ NotPermitted              the token is good, and not for this: have its scopes widened
 ├─ ProviderError             the provider failed
 │  ├─ ProviderUnavailable    not usable on this host; `fix` says what to do
 │  └─ CreateFailed           the box did not come up; carries the tail of its log
@@ -23,7 +27,9 @@ SkerryError
 │  ├─ AgentProtocolError     the agent broke the protocol: replace the sandbox
 │  ├─ CallTimeout            no answer by the deadline
 │  ├─ CallInterrupted        the stream broke during the call: what it did is unknown
-│  └─ InterpreterNotFound    the box has no interpreter for that language
+│  ├─ InterpreterNotFound    the box has no interpreter for that language
+│  └─ InterpreterDied        the code ended its own interpreter: what it knew is lost; start it again
+│     └─ InterpreterKilled   it was killed, most likely at the box's limit of memory: start it again
 ├─ GateUnavailable           nothing gets out of the box: retry; `skerry doctor` tells more
 ├─ StoreError                the registry cannot be used; sandboxes live on
 │  ├─ StoreUnavailable       it does not answer, or another process holds it: retry
@@ -68,15 +74,22 @@ class SkerryError(Exception):
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
+    """Whether the same call may succeed later."""
+    infrastructure: ClassVar[bool] = False
+    """Whether the machinery failed: then it says nothing about the code in the box, nor about the request."""
     rpc_code: int | None = None
     """Code of the JSON-RPC error that an agent answered with, such as -32601 for a method that it does not know."""
 
-    def __init_subclass__(cls, *, code: str = "", retryable: bool | None = None, **more: Any) -> None:
+    def __init_subclass__(
+        cls, *, code: str = "", retryable: bool | None = None, infrastructure: bool | None = None, **more: Any
+    ) -> None:
         super().__init_subclass__(**more)
         if code:
             cls.code = code
         if retryable is not None:
             cls.retryable = retryable
+        if infrastructure is not None:
+            cls.infrastructure = infrastructure
 
     @property
     def message(self) -> str:
@@ -165,13 +178,25 @@ class Conflict(SkerryError, code="conflict"): ...
 class PortTaken(Conflict, code="port_taken"): ...
 
 
-class LimitReached(SkerryError, code="limit_reached", retryable=True): ...
+class LimitReached(SkerryError, code="limit_reached", retryable=True, infrastructure=True): ...
 
 
-class TooLarge(LimitReached, code="too_large", retryable=False): ...
+class TooLarge(LimitReached, code="too_large", retryable=False, infrastructure=False): ...
 
 
-class ProviderError(SkerryError, code="provider_error"): ...
+class HostFull(LimitReached, code="host_full"): ...
+
+
+class BoxFull(LimitReached, code="box_full", infrastructure=False): ...
+
+
+class AccessDenied(SkerryError, code="access_denied"): ...
+
+
+class NotPermitted(SkerryError, code="not_permitted"): ...
+
+
+class ProviderError(SkerryError, code="provider_error", infrastructure=True): ...
 
 
 class ProviderUnavailable(ProviderError, code="provider_unavailable"):
@@ -192,7 +217,7 @@ class CreateFailed(ProviderError, code="create_failed"):
         self.log = log
 
 
-class AgentError(SkerryError, code="agent_error"): ...
+class AgentError(SkerryError, code="agent_error", infrastructure=True): ...
 
 
 class AgentUnreachable(AgentError, code="agent_unreachable", retryable=True): ...
@@ -211,13 +236,19 @@ class CallTimeout(AgentError, code="call_timeout", retryable=True): ...
 class CallInterrupted(AgentError, code="call_interrupted", retryable=True): ...
 
 
-class InterpreterNotFound(AgentError, code="interpreter_not_found"): ...
+class InterpreterNotFound(AgentError, code="interpreter_not_found", infrastructure=False): ...
 
 
-class GateUnavailable(SkerryError, code="gate_unavailable", retryable=True): ...
+class InterpreterDied(AgentError, code="interpreter_died", infrastructure=False): ...
 
 
-class StoreError(SkerryError, code="store_error"): ...
+class InterpreterKilled(InterpreterDied, code="interpreter_killed", retryable=True): ...
+
+
+class GateUnavailable(SkerryError, code="gate_unavailable", retryable=True, infrastructure=True): ...
+
+
+class StoreError(SkerryError, code="store_error", infrastructure=True): ...
 
 
 class StoreUnavailable(StoreError, code="store_unavailable", retryable=True): ...
@@ -235,7 +266,7 @@ class StoreCorrupt(StoreError, code="store_corrupt"): ...
 class StoreTooNew(StoreError, code="store_too_new"): ...
 
 
-class LedgerError(SkerryError, code="ledger_error"): ...
+class LedgerError(SkerryError, code="ledger_error", infrastructure=True): ...
 
 
 class LedgerFull(LedgerError, code="ledger_full", retryable=True): ...
@@ -282,3 +313,28 @@ def all_errors(root: type[SkerryError] = SkerryError) -> list[type[SkerryError]]
     its own apart by classes below these; to all others they are what their code says."""
     ours = [each for each in root.__subclasses__() if each.__module__ == __name__ and each.__bases__[0] is root]
     return [root, *(leaf for child in ours for leaf in all_errors(child))]
+
+
+_DETAILS: tuple[tuple[type[SkerryError], dict[str, Any]], ...] = (
+    (InvalidFleet, {"problems": (), "path": ""}),
+    (Unsupported, {"provider": "", "reason": ""}),
+    (ProviderUnavailable, {"provider": "", "reason": "", "fix": ""}),
+    (CreateFailed, {"log": ""}),
+)
+"""What errors know beside their message, which nobody tells who only tells their code."""
+
+
+def of_code(code: str, message: str, *, field: str | None = None, infrastructure: bool | None = None) -> SkerryError:
+    """The error that has a code, as a server tells it; one that nobody knows here is just a SkerryError, of which the
+    server says whether its machinery failed."""
+    cls = next((each for each in all_errors() if each.code == code), SkerryError)
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    if infrastructure is not None and type(error) is SkerryError:
+        error.__dict__["infrastructure"] = infrastructure
+    if isinstance(error, InvalidSpec | Unsupported):
+        error.__dict__["field"] = field
+    for kind, details in _DETAILS:
+        if isinstance(error, kind):
+            error.__dict__.update(details, **({"reason": message} if "reason" in details else {}))
+    return error

@@ -7,10 +7,12 @@ nothing here is called for it.
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import re
 import sys
-from typing import TextIO
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 from skerry.errors import ConfigError, printable
 
@@ -23,11 +25,13 @@ _LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
+FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("skerry-log-fields", default=None)
+"""What belongs to every line of the work that is done here, such as the id of a request."""
 _configured: set[str] = set()
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^@]*(?=@)")
 
 
-def configure(setting: str) -> None:
+def configure(setting: str, *, as_json: bool = False) -> None:
     """Log to stderr as a setting says, and no longer as the one before. Raises ConfigError."""
     levels = {ROOT: _LEVELS[OFF], **parse(setting)}
     for name in {*_configured, *levels}:
@@ -35,8 +39,12 @@ def configure(setting: str) -> None:
     _configured.clear()
     _configured.update(levels)
     root = logging.getLogger(ROOT)
-    if not any(isinstance(handler, _StderrHandler) for handler in root.handlers):
-        root.addHandler(_StderrHandler())
+    handlers = [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]
+    if not handlers:
+        handlers = [_StderrHandler()]
+        root.addHandler(handlers[0])
+    for handler in handlers:
+        handler.as_json = as_json
 
 
 def parse(setting: str) -> dict[str, int]:
@@ -67,13 +75,20 @@ def hide_passwords(text: str) -> str:
 class _StderrHandler(logging.Handler):
     """Writes to the stderr of the moment. A reader that has gone is no error."""
 
+    as_json = False
+
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, logger and message on one line, which nothing in it can end."""
+        """Time, level, logger and message on one line, which nothing in it can end; as JSON also what `FIELDS` and the
+        record's `fields` have."""
         time = datetime.datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         text = record.getMessage()
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
             text = f"{text}: {type(error).__name__}: {error}"
+        if self.as_json:
+            line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+            more = {**(FIELDS.get() or {}), **getattr(record, "fields", {})}
+            return json.dumps({**line, "message": hide_passwords(text), **more}, default=str)
         return f"{time} {record.levelname:<7} {record.name}: {printable(hide_passwords(text))}"
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -18,8 +18,9 @@ def parse_size(value: int | str, field: str) -> int:
         return value
     match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
     unit = match[2].lower().removesuffix("ib").removesuffix("b") if match else ""
-    if match is None or unit not in _SIZES:
-        raise InvalidSpec(f"{field}: {value!r} is not a size; write bytes or e.g. 512M, 2G", field=field)
+    if match is None or unit not in _SIZES or not math.isfinite(float(match[1]) * _SIZES[unit]):
+        shown = value if not isinstance(value, str) else value[:100]
+        raise InvalidSpec(f"{field}: {shown!r} is not a size; write bytes or e.g. 512M, 2G", field=field)
     return int(float(match[1]) * _SIZES[unit])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skerry.errors import ArgumentsTooLong, InvalidSpec, LimitReached, SkerryError
+from skerry.errors import ArgumentsTooLong, BoxFull, InvalidSpec, SkerryError
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .guest_process import Guest, wait_until
@@ -238,7 +238,7 @@ async def test_a_thousand_at_once_are_answered_or_refused(sandbox: AsyncSandbox,
     await sandbox.ping()
     fds = guest.fds()
     outcomes = await asyncio.gather(*(sandbox.exec(["true"]) for _ in range(1000)), return_exceptions=True)
-    wrong = [each for each in outcomes if isinstance(each, BaseException) and not isinstance(each, LimitReached)]
+    wrong = [each for each in outcomes if isinstance(each, BaseException) and not isinstance(each, BoxFull)]
     assert not wrong, wrong[:3]
     assert any(not isinstance(each, BaseException) and each.ok for each in outcomes)
     await sandbox.ping()
@@ -256,7 +256,7 @@ async def test_without_descriptors_it_refuses_and_recovers(terminal: bool, nofil
         calls = [client.open("exec", params) for _ in range(60)]
         results = await asyncio.gather(*(call.result(dict[str, Any], 8) for call in calls), return_exceptions=True)
         kinds = {type(result) for result in results}
-        assert kinds == {dict, LimitReached}
+        assert kinds == {dict, BoxFull}
         assert guest.fds() == fds
         assert await client.call("ping", type=dict[str, Any]) == {}
         client.close()
@@ -270,7 +270,7 @@ async def test_a_timeout_kills_though_no_descriptor_is_free() -> None:
         ended = [result for result in results if isinstance(result, dict)]
         assert ended
         assert all(result["timed_out"] for result in ended)
-        assert all(isinstance(result, dict | LimitReached) for result in results)
+        assert all(isinstance(result, dict | BoxFull) for result in results)
         client.close()
 
 

@@ -27,6 +27,7 @@ def test_every_value_knows_its_origin(own_settings: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SKERRY_PROVIDER", "mock")
     loaded = config.load({"project": "mine"})
     assert loaded.origins == {
+        **dict.fromkeys(("url", "token", "ca"), "default"),
         "provider": "$SKERRY_PROVIDER",
         "state_dir": "default",
         "project": "--project",
@@ -36,11 +37,13 @@ def test_every_value_knows_its_origin(own_settings: Path, monkeypatch: pytest.Mo
         "database": "default",
         "max_sandboxes": "default",
         "max_boots": "default",
+        "min_free_memory": "default",
         "log": "default",
         **dict.fromkeys(
             (f"ledger.{name}" for name in ("enabled", "max_bytes", "keep", "when_full", "commands", "redact")),
             "default",
         ),
+        **dict.fromkeys((f"server.{name}" for name in config.ServerSettings.__struct_fields__), "default"),
         "providers.mock.speed": str(own_settings),
     }
     assert loaded.values().keys() == loaded.origins.keys()

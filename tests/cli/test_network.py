@@ -68,6 +68,9 @@ def test_rules_and_secrets_are_options() -> None:
     spec = spec_of("--allow", "PyPI.org, github.com:22", "--allow", "python", "--deny", "upload.pypi.org")
     assert (spec.allow, spec.deny) == (("pypi.org", "github.com:22", "python"), ("upload.pypi.org",))
     assert spec.network == "rules"
+    assert spec_of("--allow", "python", "--egress", "1.5M").egress == 3 << 19
+    with pytest.raises(InvalidSpec, match="egress: a box on the network host"):
+        spec_of("--network", "host", "--egress", "1M")
     secrets = spec_of(
         "--secret", "A=api.test", "--secret", "B=api.test,*.b.test:8443,env=OTHER", "--secret", "C=c.test,file=x",
         "--secret", "D=d.test,hook=sign:it,command=print 'a,b' c",

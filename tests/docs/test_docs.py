@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from adapters import frameworks
 from engines.api import ask
 from engines.daemons import Daemon
 from engines.incusd import Incusd
@@ -33,13 +34,15 @@ from skerry.model.records import Cause
 from skerry.model.spec import SandboxId, Spec
 from skerry.pool.pool import PoolStats
 from skerry.providers.base import Isolation
-from skerry.surfaces.mcp.server import Tools
+from skerry.surfaces.mcp.server import ALL as MCP_TOOLS
 
 from .pages import PAGES, ROOT, Block, blocks, matches, needs
 
 _TIMEOUT_S = 30
 _MACHINE_S = 240
 """Where the first block boots a machine, in software perhaps."""
+_FRAMEWORK_S = 120
+"""Some take long to import."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 pytestmark = pytest.mark.timeout(240)  # a page has many blocks, and each of them its own deadline
@@ -190,23 +193,39 @@ def test_the_code_of_a_page_about_qemu_runs_and_prints_what_it_shows(
     run_page(page, {**environment, **qemu}, folder, timeout_s=_MACHINE_S)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if needs(page) in frameworks.FRAMEWORKS], ids=named)
+def test_the_code_of_a_page_about_a_framework_runs_and_prints_what_it_shows(
+    page: Path, environment: dict[str, str], folder: Path
+) -> None:
+    name = needs(page)
+    assert name is not None
+    programs = frameworks.required(name) / "bin"
+    env = {**environment, "PATH": f"{programs}:{environment['PATH']}"}
+    run_page(page, env, folder, timeout_s=_FRAMEWORK_S, python=str(programs / "python"))
+
+
 def test_every_need_of_a_page_is_known() -> None:
-    known = {None, "postgresql", "docker", "docker and gvisor", "podman", "incus", "qemu"}
-    assert {needs(page) for page in PAGES} == known
+    known = {*frameworks.FRAMEWORKS, None, "postgresql", "docker", "docker and gvisor", "podman", "incus", "qemu"}
+    assert {needs(page) for page in PAGES} <= known
 
 
-def run_page(page: Path, environment: dict[str, str], folder: Path, timeout_s: float = _TIMEOUT_S) -> None:
+def run_page(
+    page: Path,
+    environment: dict[str, str],
+    folder: Path,
+    timeout_s: float = _TIMEOUT_S,
+    python: str = sys.executable,
+) -> None:
     env = {**environment, "SKERRY_STATE_DIR": str(folder / "state")}
     for block in blocks(page):
         if block.file is not None:
             (folder / block.file).write_text(block.code)
         else:
-            run(block, f"{named(page)}:{block.line}", env, folder, timeout_s)
+            run(block, f"{named(page)}:{block.line}", env, folder, timeout_s, python)
 
 
-def run(block: Block, where: str, env: dict[str, str], folder: Path, timeout_s: float) -> None:
-    is_python = block.language == "python"
-    command = [sys.executable, "-c"] if is_python else ["sh", "-euc"]
+def run(block: Block, where: str, env: dict[str, str], folder: Path, timeout_s: float, python: str) -> None:
+    command = [python, "-c"] if block.language == "python" else ["sh", "-euc"]
     with subprocess.Popen(
         [*command, block.code],
         cwd=folder,
@@ -220,8 +239,9 @@ def run(block: Block, where: str, env: dict[str, str], folder: Path, timeout_s: 
         try:
             printed, errors = process.communicate(timeout=timeout_s)
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() != 0:  # it hangs or has failed, and nobody ends what it has started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, f"{where} failed:\n{printed}\n{errors}"
     if block.output is not None:
         assert matches(block.output, printed), f"{where} printed:\n{printed}\nand shows:\n{block.output}"
@@ -281,8 +301,11 @@ def test_the_manager_page_has_every_statistic_of_a_pool() -> None:
 
 
 def test_the_mcp_page_has_every_tool_with_its_arguments() -> None:
-    for name, cells in rows("docs/howto/mcp.md").items():
-        parameters = list(inspect.signature(getattr(Tools, name)).parameters.values())[1:]
+    functions = {tool.function.__name__: tool.function for tool in MCP_TOOLS}
+    told_of = rows("docs/howto/mcp.md")
+    assert set(told_of) == set(functions)
+    for name, cells in told_of.items():
+        parameters = list(inspect.signature(functions[name]).parameters.values())[1:]
         told = [each.name if each.default is each.empty else f"{each.name}?" for each in parameters]
         assert cells[0].strip("`").split() == told, name
 
@@ -300,7 +323,7 @@ ASKED = {
     "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"}, "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"],
     "data": True, "cache": "read", "cache_paths": {"a": "/a"}, "network": "host", "lifetime": 60, "idle": 60,
     "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python", "command": ["true"],
-    "restart": "always", "ports": [3002],
+    "restart": "always", "ports": [3002], "egress": "1M",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     wanted = {name for item in session.items if isinstance(item, pytest.Function) for name in item.fixturenames}
-    if wanted & {"docker_images", "podman_images"}:
+    if wanted & {"docker_images", "podman_images", "debian_root"}:
         with suppress(NotStartable, subprocess.SubprocessError):
             make_debian()
     if "clients_root" in wanted:
@@ -62,6 +62,15 @@ def clients_root() -> Path:
     """A packed root file system with the programs that `gate.clients` runs."""
     try:
         return make_clients()
+    except (NotStartable, subprocess.SubprocessError) as error:
+        _refuse("qemu", str(error))
+
+
+@pytest.fixture(scope="session")
+def debian_root() -> Path:
+    """A packed root file system of Debian, which the engines' image of that name is made of."""
+    try:
+        return make_debian()
     except (NotStartable, subprocess.SubprocessError) as error:
         _refuse("qemu", str(error))
 

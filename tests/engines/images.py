@@ -83,9 +83,10 @@ def make_clients() -> Path:
     return make_debian(_CLIENTS)
 
 
-def make_debian(packages: str = "python3") -> Path:
-    """The file that is kept."""
-    command = [*_DEBIAN[:3], f"--include={packages}", *_DEBIAN[3:]]
+def make_debian(packages: str = "python3", *hooks: str) -> Path:
+    """The file that is kept; `hooks` are commands that change the folder `$1` at the end."""
+    more = [f"--customize-hook={hook}" for hook in hooks]
+    command = [*_DEBIAN[:3], f"--include={packages}", *_DEBIAN[3:-1], *more, _DEBIAN[-1]]
     recipe = hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]
     kept = _cache() / f"debian-{recipe}.tar.gz"
     if kept.exists():

@@ -124,10 +124,11 @@ def free_subnet() -> ipaddress.IPv4Interface:
     raise NotStartable("every network of 10.0.0.0/8 that was tried is taken")
 
 
-def image() -> bytes:
-    """A unified image: a shell with its usual programs and users, and an init of its own."""
+def image(name: str = IMAGE) -> bytes:
+    """A unified image: a shell with its usual programs and users, and an init of its own. Those of different names are
+    different images."""
     made = BytesIO()
-    about = f"architecture: {os.uname().machine}\ncreation_date: {int(time.time())}\nproperties: {{os: busybox}}\n"
+    about = f"architecture: {os.uname().machine}\ncreation_date: {int(time.time())}\nproperties: {{os: {name}}}\n"
     with busybox() as root, tarfile.open(fileobj=root) as source, tarfile.open(fileobj=made, mode="w") as target:
         _add(target, "metadata.yaml", about.encode())
         for member in source:

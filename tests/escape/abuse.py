@@ -90,7 +90,8 @@ class AbuseCases(Boxes):
         try:
             done = await sandbox.run_code("python", MEMORY_BOMBS[bomb], timeout_s=25)
             assert done.exit_code != 0
-            assert not done.timed_out
+            if done.timed_out:  # at its limit it may crawl, as the kernel takes its programs' pages again and again
+                assert (await sandbox.exec(["true"], timeout_s=10)).ok
         except SkerryError:
             pass  # the whole box was killed: the limit held too
 

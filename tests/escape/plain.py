@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 
+from providers.local.forks import warm_up
+
 from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.local import Local
 from skerry.sandbox.sandbox import AsyncSandbox
@@ -23,6 +25,7 @@ async def main(folder: str, network: str, *facts: str) -> None:
         return await base.make(Spec.of(**options), provider)
 
     try:
+        await warm_up(provider)  # the boxes that follow are forked; those of root are tried both ways
         if network == "rules":
             ends = await tried(with_rules(make), facts, PYTHON, limits_memory=False, classes=NETWORK)
         else:

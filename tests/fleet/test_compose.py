@@ -52,6 +52,9 @@ services:
   web:
     image: shop
     command: sleep infinity
+    init: true
+    tty: true
+    stdin_open: true
     working_dir: /srv
     environment: [A=1, TOKEN]
     labels: {tier: front}

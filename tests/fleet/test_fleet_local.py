@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from manager.victim import OF_BUBBLEWRAP
 from manager.world import until
 from state_folders import boxes
 
@@ -97,8 +99,10 @@ async def started(folder: Path, *plan: str, text: str = FILE) -> asyncio.subproc
     file = folder / "fleet.yaml"
     file.write_text(text)
     argv = [sys.executable, "-m", "fleet.victim", str(file), *plan]
-    pipe = subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*argv, cwd=Path(__file__).parents[1], stdout=pipe, stderr=pipe)
+    pipe, env = subprocess.PIPE, dict(os.environ)
+    if plan and plan[0] in OF_BUBBLEWRAP:
+        env["SKERRY_PROVIDERS__LOCAL__ZYGOTE"] = "off"
+    return await asyncio.create_subprocess_exec(*argv, cwd=Path(__file__).parents[1], env=env, stdout=pipe, stderr=pipe)
 
 
 KILLS = [

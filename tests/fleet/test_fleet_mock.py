@@ -443,6 +443,34 @@ async def test_fleets_of_one_name_in_two_projects_are_told_apart(manager: AsyncS
     assert len(await (await AsyncFleet.open(manager, "crew")).status()) == 1
 
 
+async def test_two_fleets_with_the_same_phases_live_side_by_side_in_one_project(
+    manager: AsyncSandboxManager, mock: Mock
+) -> None:
+    @mock.program("whose")
+    async def whose(context: Context) -> int:
+        await context.print(context.env["SKERRY_FLEET"])
+        return 0
+
+    specs = [fleet_of(phase("a", 2), phase("b", 1, "a"), name=name, project="shared") for name in ("one", "shared")]
+    one, shared = (AsyncFleet(manager, spec) for spec in specs)
+    assert (await one.up()).ok
+    assert (await shared.up()).ok
+    members = ["agent-a-001", "agent-a-002", "agent-b-001"]
+    for fleet in (one, shared):
+        assert list(await fleet.status()) == members
+        outcomes = await fleet.exec("agent-a-002", "whose")
+        assert [each.result.text for each in outcomes.values() if each.result] == [f"{fleet.name}\n"]
+        assert len(await fleet.exec("all", "whose")) == 3
+        assert (await fleet.plan()).is_empty
+    before = {record.id for record in (await one.records()).values()}
+    shared.spec = fleet_of(phase("a", 2, setup=("true",)), phase("b", 1, "a"), name="shared")
+    assert (await shared.up()).ok  # which puts members aside for their successors
+    assert list(await shared.down()) == ["agent-b-001", "agent-a-001", "agent-a-002"]
+    assert {record.id for record in (await one.records()).values()} == before
+    assert set(mock.host.boxes) == before
+    assert (await one.scale(a=1)).destroyed == ("agent-a-002",)
+
+
 async def test_a_name_that_is_somebody_else_s_fails_its_member_only(manager: AsyncSandboxManager, mock: Mock) -> None:
     taken = await manager.create(name="agent-a-002", project="crew")
     report = await AsyncFleet(manager, fleet_of(phase("a", 3, on_failure=CONTINUE))).up()

@@ -61,6 +61,7 @@ phases:
   - name: db
     <<: *small
     disk: 1G
+    egress: 10M
     healthcheck: {command: [pg_isready, -q], interval: 500ms, timeout: 2s, retries: 9, start_period: 3}
   - name: workers
     count: 8
@@ -90,8 +91,8 @@ phases:
       /etc/app.conf: {from: app.conf, mode: 0640}
 """)
     spec = Spec.of(
-        provider="mock", image="base", memory="64M", cpus=0.5, disk="1G", env={"MODE": "test", "LEVEL": "3"},
-        labels={"team": "x"},
+        provider="mock", image="base", memory="64M", cpus=0.5, disk="1G", egress="10M",
+        env={"MODE": "test", "LEVEL": "3"}, labels={"team": "x"},
     )  # fmt: skip
     check = Healthcheck(command=("pg_isready", "-q"), interval_s=0.5, timeout_s=2, retries=9, start_period_s=3)
     workers = Phase(
@@ -293,6 +294,8 @@ phases:
         ("{allow: ['pypi.org:0']}", "allow: 'pypi.org:0': '0' is no port"),
         ("{deny: [a.b:x]}", "deny: 'a.b:x': 'x' is no port"),
         ("{allow: pypi.org, network: bridge}", "allow: a box on the network bridge does not need the gate"),
+        ("{egress: 1M, network: bridge}", "egress: a box on the network bridge does not need the gate"),
+        ("{egress: much}", "egress: 'much' is not a size"),
         ("{internal: 1}", "internal: must be true or false, and is 1"),
         ("{internal: true, allow: pypi.org}", "allow: what is internal reaches nothing but its fleet"),
         ("{internal: true, secrets: {A: {hosts: a.b}}}", "secrets: what is internal reaches nothing but its fleet"),

@@ -7,21 +7,22 @@ import msgspec
 import pytest
 
 from skerry.errors import InvalidFleet, InvalidSpec, NotFound, Problem
-from skerry.fleet.model import VARIABLES, File, FleetSpec, Healthcheck, OnFailure, Phase
+from skerry.fleet.model import ASIDE, VARIABLES, File, FleetSpec, Healthcheck, OnFailure, Phase
 from skerry.model.spec import Spec
 
 PHASE = Phase(name="workers", count=3, spec=Spec.of(memory="64M", env={"A": "1"}, labels={"team": "x"}))
 
 
 def test_a_member_has_a_name_labels_and_variables_of_its_own() -> None:
-    spec = PHASE.member_spec("demo", 2)
+    (phase,) = FleetSpec(name="demo", phases=(PHASE,)).phases
+    spec = phase.member_spec("demo", 2)
     assert spec.name == "agent-workers-002"
     assert spec.labels == {
         "team": "x",
         "skerry.fleet": "demo",
         "skerry.phase": "workers",
         "skerry.index": "2",
-        "skerry.version": PHASE.version(),
+        "skerry.version": phase.version(),
         "skerry.setup": "pending",
     }
     values = ("demo", "workers", "2", "3", "agent-workers-001,agent-workers-002,agent-workers-003")
@@ -29,8 +30,22 @@ def test_a_member_has_a_name_labels_and_variables_of_its_own() -> None:
 
 
 def test_the_names_of_members_fit_whatever_the_phase_is_called() -> None:
-    phase = Phase(name="x" * 48, count=1000)
-    assert phase.member_spec("f" * 63, 1000).name == f"agent-{'x' * 48}-1000"
+    phases = (Phase(name="x" * 48, count=1000), Phase(name=f"{'x' * 47}y", count=1000))
+    own = FleetSpec(name="f" * 63, phases=phases, max_per_phase=1000).phases[0]
+    assert own.member_spec("f" * 63, 1000).name == f"agent-{'x' * 48}-1000"
+    found = set()
+    for name in ("f" * 63, f"{'f' * 62}g", "short"):
+        for phase in FleetSpec(name=name, project="shared", phases=phases, max_per_phase=1000).phases:
+            found |= {phase.sandbox_name(name, index) for index in phase.indexes()}
+    assert len(found) == 3 * 2 * 1000
+    assert max(map(len, found)) + len(ASIDE) == 63
+
+
+def test_the_name_of_a_fleet_is_in_those_of_its_sandboxes_where_the_project_is_not_its_own() -> None:
+    (phase,) = FleetSpec(name="demo", project="shared", phases=(PHASE,)).phases
+    spec = phase.member_spec("demo", 2)
+    assert (spec.name, phase.member_name(2)) == ("demo-agent-workers-002", "agent-workers-002")
+    assert spec.env["SKERRY_PEERS"] == "agent-workers-001,agent-workers-002,agent-workers-003"
 
 
 @pytest.mark.parametrize(

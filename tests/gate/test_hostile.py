@@ -432,11 +432,16 @@ async def test_the_same_is_refused_in_a_container(world: World, docker_daemon: D
                     ("udp", "8.8.8.8", 53),
                     ("send", *PROXY, connect),
                 )
-                reasons = {line["reason"] for line in attacker.lines() if line["kind"] in ("refuse", "resolve")}
+                wanted = {"no rule allows other.test", f"no rule allows 127.0.0.1 on port {port}"}
+
+                async def are_told() -> bool:  # who was refused may hear of it before the line is there
+                    told = {line["reason"] for line in attacker.lines() if line["kind"] in ("refuse", "resolve")}
+                    return told == wanted
+
+                await until(are_told)
             finally:
                 await manager.destroy_all()
                 await manager.remove_image(image, force=True)
     assert known["got"][0].startswith("127.200.")
     assert all("failed" in answer for answer in refused), refused
     assert told["got"].startswith("HTTP/1.1 403")
-    assert reasons == {"no rule allows other.test", f"no rule allows 127.0.0.1 on port {port}"}

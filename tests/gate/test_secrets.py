@@ -87,6 +87,7 @@ def test_a_box_gets_placeholders_and_the_names_of_the_bundle() -> None:
         ({"hosts": ("hunter2",)}, "^secrets: hosts: they are names with a dot, such as api.example.org"),
         ({"hosts": HOSTS, "command": "pass show"}, "command: .* give a list"),
         ({"hosts": HOSTS, "env": "A", "file": "/a"}, "one of env, file and command"),
+        ({"hosts": HOSTS, "env": "A", "given": True}, "one of env, file and command, or given"),
         ({"hosts": HOSTS, "file": "relative"}, "absolute path"),
         ({"hosts": HOSTS, "command": ("", "a")}, "no program"),
         ({"hosts": HOSTS, "command": ("a", "\0")}, "no program"),
@@ -106,7 +107,9 @@ def test_values_of_the_environment_are_taken_by_the_program_that_has_them(monkey
         "RENAMED": Secret(hosts=HOSTS, env="ANOTHER_NAME"),
         "FILE": Secret(hosts=HOSTS, file="/etc/hostname"),
         "COMMAND": Secret(hosts=HOSTS, command=("true",)),
+        "GIVEN": Secret(hosts=HOSTS, given=True),
     }
+    monkeypatch.setenv("GIVEN", "not for those who give it themselves")
     assert from_environment(secrets) == {"TOKEN": "one", "RENAMED": "two"}
     monkeypatch.delenv("ANOTHER_NAME")
     with pytest.raises(InvalidSpec, match="RENAMED: the variable ANOTHER_NAME is not set"):

@@ -14,12 +14,16 @@ from manager.world import config_of
 from skerry import Sandbox, SandboxManager
 from skerry.config import LedgerSettings
 from skerry.errors import CreateFailed, LedgerFull, PathNotFound, SkerryError, Unsupported
+from skerry.fleet.fleet import AsyncFleet
+from skerry.fleet.model import FleetSpec, Phase
+from skerry.fleet.status import StatusReader
 from skerry.ledger.files import CURRENT
 from skerry.ledger.line import Line
 from skerry.ledger.reading import LineFilter, read
 from skerry.ledger.verify import verify
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.records import Cause
+from skerry.model.spec import Spec
 from skerry.model.states import State
 from skerry.providers.mock import Host, Mock
 from skerry.sandbox.sandbox import AsyncSandbox
@@ -176,6 +180,18 @@ async def test_what_comes_in_and_goes_out_is_told_with_its_size(
     assert moves[:3] == [("in", "a", size), ("in", "a", 4), ("out", "a", size + 4)]
     assert [move[:2] for move in moves[3:]] == [("in", "tree"), ("out", "tree"), ("out", "a"), ("out", "missing")]
     assert all(move[2] > size for move in moves[3:6])
+
+
+async def test_a_look_at_the_members_of_a_fleet_is_no_line(
+    manager: AsyncSandboxManager, told: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as if their boxes were on a bridge, and had addresses there
+    monkeypatch.setattr(StatusReader, "_lacks_address", lambda self, box: not self._addresses.get(box.id))
+    fleet = AsyncFleet(manager, FleetSpec(name="crew", phases=(Phase(name="a", spec=Spec(provider="mock")),)))
+    assert (await fleet.up()).ok
+    for _ in range(2):
+        assert [status.error for status in (await fleet.status()).values()] == [""]
+    assert told("file", "exec") == []
 
 
 async def test_ports_that_are_opened_are_told(manager: AsyncSandboxManager, told: Tell) -> None:

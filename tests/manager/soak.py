@@ -3,7 +3,8 @@
     python -m tests.manager.soak --rounds 10000
 
 Each round a few programs share one registry and the `local` provider, and each is killed at a named point or a random
-moment. Then a fresh process reconciles, and the host is the witness: nothing leaked, lost or doubled.
+moment; so is the zygote that forks their boxes. Then a fresh process reconciles, and the host is the witness: nothing
+leaked, lost or doubled.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,14 @@ from skerry.config import Config
 from skerry.errors import SkerryError
 from skerry.manager.manager import AsyncSandboxManager
 
-from .victim import POINTS, Plan, Victim, arm
+from .victim import OF_BUBBLEWRAP, POINTS, Plan, Victim, arm
 from .world import ENDED, config_of
 
 _MOST_KEPT = 12
 _LONGEST_LIFE_S = 0.25
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PR_SET_CHILD_SUBREAPER = 36
+_PLACE = b"-" * 36
 
 
 class Found(Exception):
@@ -44,7 +47,12 @@ class Found(Exception):
 class Soak:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
-        self._config: Config = config_of(folder / "state", provider="local")
+        folder.chmod(0o711)  # else bubblewrap, as the user of a box, would need a mount to find the cache
+        cache = {"cache_dir": str(folder / "cache")}
+        state = folder / "state"
+        self._config: Config = config_of(state, provider="local", providers={"local": cache})
+        without = {"local": {**cache, "zygote": "off"}}
+        self._without_zygote: Config = config_of(state, provider="local", providers=without)
         self._random = random.Random(seed)
         self._kept: set[str] = set()
         self._seen: set[str] = set()
@@ -65,15 +73,17 @@ class Soak:
     def round(self, number: int, plans: list[Plan | None]) -> None:
         journal = self._folder / f"journal-{number}"
         victims = [
-            self._start(Victim(self._config, journal, seed=10 * number + index), plan)
+            self._start(Victim(self._config_for(plan), journal, seed=10 * number + index), plan)
             for index, plan in enumerate(plans)
         ]
+        killer = self._start_killer()
         for pid, plan in zip(victims, plans, strict=True):
             if plan is None:
                 time.sleep(self._random.uniform(0, _LONGEST_LIFE_S))  # any moment is as good as another
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             self.kills += 1
+        os.waitpid(killer, 0)
         notes = [line.split(" ", 1) for line in _lines(journal)]
         journal.unlink(missing_ok=True)
         self._judge(notes, _in_child(lambda: self._reconcile(number)))
@@ -86,6 +96,40 @@ class Soak:
                 arm(plan)
             victim.run()
         return pid
+
+    def _config_for(self, plan: Plan | None) -> Config:
+        return self._without_zygote if plan is not None and plan.point in OF_BUBBLEWRAP else self._config
+
+    def _start_killer(self) -> int:
+        """A process that kills each zygote there is a few times, at any moment; a create then goes on without one."""
+        waits_s = [self._random.uniform(0, _LONGEST_LIFE_S) for _ in range(self._random.randint(0, 2))]
+        pid = os.fork()
+        if pid == 0:
+            for wait_s in waits_s:
+                time.sleep(wait_s)
+                for zygote in self._zygotes():
+                    with suppress(ProcessLookupError):
+                        os.kill(zygote, signal.SIGKILL)
+            os._exit(0)
+        return pid
+
+    def _zygotes(self) -> list[int]:
+        return [pid for pid, depth in self._nameless() if depth == 1]
+
+    def _nameless(self) -> list[tuple[int, int]]:
+        """Pid of each zygote and of each fork that has no name yet, and in how many namespaces of processes it is."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                is_ours = f"{self._folder}/cache" in (entry / "mountinfo").read_text()
+                if is_ours and _PLACE in words and b"bwrap" not in words[0]:
+                    found.append((int(entry.name), _depth(entry)))
+        return found
+
+    def end_zygotes(self) -> None:
+        for pid in self._zygotes():
+            os.kill(pid, signal.SIGKILL)
 
     # what the fresh process does
 
@@ -167,6 +211,7 @@ class Soak:
         problems += [f"previously live, now unknown: {id}" for id in self._kept_before(live, noted)]
         expected = set() if len(live) > _MOST_KEPT else live
         problems += self._differences(expected)
+        problems += [f"a fork without a name: {pid}" for pid, depth in self._nameless() if depth > 1]
         if problems:
             raise Found("\n".join(problems))
         self._kept = expected
@@ -216,6 +261,11 @@ def _command_lines() -> Iterator[list[str]]:
             yield (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
+
+
+def _depth(process: Path) -> int:
+    status = (process / "status").read_text()
+    return len(status.partition("NSpid:")[2].partition("\n")[0].split())
 
 
 def _lines(path: Path) -> list[str]:
@@ -275,6 +325,7 @@ def main() -> int:
                     break
     finally:
         soak.start_anew()
+        soak.end_zygotes()
         shutil.rmtree(folder)
     took = time.monotonic() - began
     print(f"{arguments.rounds} rounds, {soak.kills} kills, {failed} bad, {took:.0f} s; repaired: {soak.verdicts}")

@@ -343,7 +343,7 @@ async def test_a_rebuild_that_fails_for_one_does_not_keep_it_from_the_others(
 
 
 async def test_a_fork_has_the_files_and_nothing_else_of_its_source(manager: AsyncSandboxManager, mock: Mock) -> None:
-    source = await manager.create(name="source", env={"SECRET": "s"}, labels={"team": "a"}, memory="64M")
+    source = await manager.create(name="source", env={"SECRET": "s"}, labels={"team": "a"}, memory="64M", egress="1M")
     await source.files.write("f", "shared")
     await source.files.write("/.data/f", "its own")
     fork = await manager.fork("source", name="copy", env={"OTHER": "o"})
@@ -351,6 +351,7 @@ async def test_a_fork_has_the_files_and_nothing_else_of_its_source(manager: Asyn
     assert not await fork.files.exists("/.data/f")
     assert (await fork.exec('echo "$SECRET$OTHER"')).text == "o\n"
     assert (fork.spec.memory, fork.spec.labels, fork.spec.name) == (64 << 20, {"team": "a"}, "copy")
+    assert (fork.spec.egress, fork.enforced["egress"].by) == (1 << 20, "it has no network")
     await fork.files.write("f", "changed")
     assert await source.files.read_text("f") == "shared"
     unnamed = await manager.fork("copy")

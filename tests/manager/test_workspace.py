@@ -378,6 +378,43 @@ async def test_a_copy_that_nobody_waits_for_leaves_nothing(
     await nothing_is_left(manager, mock, clones)
 
 
+async def test_a_source_that_is_larger_than_the_box_is_not_cloned(
+    manager: AsyncSandboxManager, mock: Mock, clones: Path, repository: Repository
+) -> None:
+    (repository.path / "much").write_bytes(bytes(8 << 20))  # of which little is on its way
+    repository.commit("much")
+    with pytest.raises(CreateFailed, match=r"larger than the 4M that the box holds; ask for more disk"):
+        await manager.create(workspace=Workspace(source=str(repository.path)), disk="4M")
+    await nothing_is_left(manager, mock, clones)
+    await manager.create(workspace=Workspace(source=str(repository.path)), disk="32M")
+
+
+async def test_a_clone_is_given_up_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, has_ended = tmp_path / "clone", asyncio.Event()
+    folder.mkdir()
+
+    async def endless(*_: object) -> str:
+        (folder / "pack").write_bytes(bytes(2 << 20))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+        raise AssertionError
+
+    monkeypatch.setattr(git, "_clone", endless)
+    with pytest.raises(CreateFailed, match="larger than the 1M"):
+        await git.clone("https://example.org/bomb.git", None, folder, most=1 << 20)
+    assert has_ended.is_set()
+
+
+async def test_many_empty_files_are_not_nothing(repository: Repository, tmp_path: Path) -> None:
+    for number in range(1100):
+        (repository.path / f"empty-{number}").touch()
+    repository.commit("many")
+    with pytest.raises(CreateFailed, match="larger than the 1M"):
+        await git.clone(str(repository.path), None, tmp_path / "clone", most=1 << 20)
+
+
 async def test_work_that_does_not_fit_leaves_nothing(
     manager: AsyncSandboxManager, mock: Mock, clones: Path, tmp_path: Path
 ) -> None:

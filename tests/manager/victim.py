@@ -19,6 +19,7 @@ from skerry.host.spawn import Descriptors
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.providers.local import Local, boxes, creation
 from skerry.providers.local.boxes import Box
+from skerry.providers.local.zygote import Zygotes
 from skerry.store import Store, base, sqlite
 
 DEEDS = 6
@@ -39,6 +40,8 @@ POINTS: dict[str, tuple[Any, str]] = {
     "box.folder": (Box, "make"),
     "box.meta": (Box, "write_meta"),
     "box.listen": (Box, "listen"),
+    "box.ask": (Zygotes, "_send"),
+    "box.fork": (Zygotes, "fork"),
     "box.spawn": (Descriptors, "spawn"),
     "box.child_pid": (creation, "read_child_pid"),
     "box.processes": (Box, "write_processes"),
@@ -50,6 +53,8 @@ POINTS: dict[str, tuple[Any, str]] = {
     "end.folder": (Box, "remove"),
 }
 """Where a program can be killed: before or after each of these calls."""
+OF_BUBBLEWRAP = ("box.spawn", "box.child_pid", "box.limit")
+"""Those of them that are reached where there is no zygote."""
 
 
 class Plan(NamedTuple):

@@ -6,11 +6,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Unpack
 
+import pytest
+
+from skerry.config import variable
+from skerry.errors import ProviderUnavailable
 from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.base import Provider
 from skerry.sandbox.sandbox import AsyncSandbox
 
 Make = Callable[..., Awaitable[AsyncSandbox]]
+
+
+async def require(provider: Provider) -> None:
+    """Skip a test where its provider cannot be used, but not if SKERRY_REQUIRE has that."""
+    try:
+        await provider.check()
+    except ProviderUnavailable as error:
+        if provider.name in (variable("SKERRY_REQUIRE") or "").split(","):
+            raise
+        pytest.skip(str(error))
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,8 @@ from skerry.errors import InvalidSpec, NotFound, Unsupported
 from skerry.model.results import ServiceState, ServiceStatus
 from skerry.model.spec import Port, Restart, Spec
 from skerry.oci import archives
-from skerry.providers.mock import Mock
+from skerry.providers.base import BoxState
+from skerry.providers.mock import Clock, Mock
 from skerry.providers.mock.process import Context
 from skerry.sandbox import service
 from skerry.sandbox.sandbox import AsyncSandbox
@@ -76,6 +78,15 @@ async def test_a_command_runs_from_its_begin_on_and_is_begun_once(sandbox: Async
     assert again is not None
     assert (first.state, first.healthy, first.pid) == (ServiceState.RUNNING, True, again.pid)
     assert [each.tag for each in await sandbox.processes.list()] == ["service"]
+
+
+async def test_ports_that_somebody_listens_on_are_told_without_a_service_too(sandbox: AsyncSandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        heard = await service.listening(await sandbox.connection.connect())
+        assert heard is not None
+        assert port in heard
+    assert await sandbox.service.status() is None
 
 
 async def test_one_that_crashes_is_started_again_and_its_output_is_kept(sandbox: AsyncSandbox) -> None:
@@ -208,6 +219,16 @@ async def test_one_that_never_starts_is_given_up_in_the_end() -> None:
         assert status is not None
         assert (status.state, status.restarts, status.exit_code) == (ServiceState.FAILED, 10, 1)
         assert b"given up after 10 restarts" in await log(sandbox)
+
+
+async def test_a_look_at_the_ports_of_an_idle_box_leaves_it_idle() -> None:
+    mock = Mock(clock=Clock(autojump=False))
+    async with AsyncSandbox(provider_object=mock, idle=10) as sandbox:
+        await mock.clock.advance(9)
+        assert await service.listening(await sandbox.connection.connect()) == set()
+        assert (await mock.discover())[sandbox.id].state is BoxState.RUNNING
+        await mock.clock.advance(2)
+        assert (await mock.discover())[sandbox.id].state is BoxState.DEAD
 
 
 async def test_a_box_with_a_service_is_not_idle_until_that_has_ended_for_good() -> None:

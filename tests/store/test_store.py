@@ -14,6 +14,7 @@ from skerry.errors import ConfigError, Conflict, InvalidSpec, LimitReached, NotF
 from skerry.model.records import Cause, Filter, Owner, Record
 from skerry.model.spec import SandboxId, Spec, new_id
 from skerry.model.states import TRANSITIONS, State
+from skerry.model.tenants import Quota
 from skerry.store import Changes, Store
 
 OWNER = Owner("host", 1, 1)
@@ -135,6 +136,17 @@ async def test_a_sandbox_without_a_registry_has_no_cid_of_its_own() -> None:
     await store.aclose()
 
 
+async def test_many_at_once_never_take_more_of_a_quota_than_there_is(store: Store) -> None:
+    mine, spec = store.of_project("acme", Quota(egress=100 << 20)), Spec.of(project="acme", allow=["a.b"], egress="7M")
+    made = await asyncio.gather(*(reserve(mine, spec) for _ in range(50)), return_exceptions=True)
+    assert sum(isinstance(each, Record) for each in made) == 100 // 7
+    assert {type(each) for each in made} == {Record, LimitReached}
+    await destroy(store, next(each for each in made if isinstance(each, Record)))
+    await reserve(mine, spec)
+    with pytest.raises(LimitReached, match="98M a second is taken and 7M a second was asked for"):
+        await reserve(mine, spec)
+
+
 async def test_a_key_gives_the_same_sandbox_even_at_the_limit(store: Store) -> None:
     first = await reserve(store, Spec(name="a"), key="k", limit=1)
     second, is_new = await store.reserve(
@@ -253,6 +265,37 @@ async def test_lists_are_oldest_first_and_filtered(store: Store) -> None:
         expected = [record for record in (one, two, three) if filter.fits(record)]
         assert await store.list(filter) == expected, filter
         assert await store.count(filter) == len(expected), filter
+
+
+async def test_a_list_is_read_page_by_page(store: Store) -> None:
+    made = [await reserve(store, Spec(project="ab"[n % 2], labels={"third": str(n % 3)})) for n in range(12)]
+    ids = [record.id for record in made]
+
+    async def pages(filter: Filter, limit: int) -> list[list[str]]:
+        found: list[list[str]] = []
+        while page := await store.list(filter, after=found[-1][-1] if found else "", limit=limit):
+            found.append([record.id for record in page])
+        return found
+
+    assert await pages(Filter(), 5) == [ids[:5], ids[5:10], ids[10:]]
+    assert await pages(Filter(project="b"), 4) == [ids[1:8:2], ids[9::2]]
+    assert await pages(Filter(labels={"third": "0"}), 3) == [ids[0:9:3], ids[9::3]]
+    assert [record.id for record in await store.list(after=ids[9])] == ids[10:]
+    assert await store.list(after=ids[-1], limit=5) == []
+    assert await store.list(limit=0) == []
+    await destroy(store, made[4])
+    assert [record.id for record in await store.list(after=ids[4], limit=2)] == ids[5:7]  # its place stays
+    assert await pages(Filter(include_ended=True), 100) == [ids]
+    with pytest.raises(InvalidSpec, match="after"):
+        await store.list(after=new_id(), limit=2)
+
+
+async def test_a_page_of_one_project_begins_after_nothing_of_another(store: Store) -> None:
+    theirs, ours = await reserve(store, Spec(project="b")), await reserve(store, Spec(project="a"))
+    scoped = store.of_project("a", Quota())
+    assert [record.id for record in await scoped.list(limit=5)] == [ours.id]
+    with pytest.raises(InvalidSpec, match="after"):
+        await scoped.list(after=theirs.id, limit=5)
 
 
 async def test_every_change_is_one_event_in_one_order(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from engines.api import ask_json
 from engines.daemons import Daemon
 from engines.incusd import Incusd
+from providers.local.forks import PLACE
 from providers.test_local import PACKAGES, as_plain_user, interpreter_for_all
 
 from skerry.host import cgroup
@@ -121,6 +123,9 @@ def delegated(uid: int) -> Iterator[list[Path]]:
                 os.chown(path, uid, uid)
         yield groups
     finally:
+        for pid in cgroup.members(groups):  # a zygote is where whoever started it was, for a minute
+            if PLACE in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
         cgroup.remove(groups, 5)
 
 

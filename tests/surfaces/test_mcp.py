@@ -27,22 +27,31 @@ from skerry.model.records import Filter
 from skerry.model.spec import Spec
 from skerry.pool.pool import AsyncSandboxPool
 from skerry.providers.mock import Mock
-from skerry.surfaces.mcp.results import ADVICE, FileContent
-from skerry.surfaces.mcp.server import CallLimits, Tools, build_server
+from skerry.surfaces.mcp.advice import ADVICE
+from skerry.surfaces.mcp.caller import Caller, CallLimits
+from skerry.surfaces.mcp.fleets import read_fleet
+from skerry.surfaces.mcp.results import FileContent
+from skerry.surfaces.mcp.sandboxes import create_sandbox
+from skerry.surfaces.mcp.server import ALL, always, build_server
 
 pytestmark = pytest.mark.usefixtures("own_registry")
 
 PROGRAM = ("-c", "from skerry.cli import main; main()", "mcp")
-TOOLS = {
-    "create_sandbox",
-    "list_sandboxes",
-    "destroy_sandbox",
-    "execute_command",
-    "execute_code",
-    "read_file",
-    "write_file",
-    "list_directory",
-}
+READING = {
+    "list_sandboxes", "list_snapshots", "list_processes", "read_process_output", "read_file", "list_directory",
+    "refer_to_file", "read_output", "fleet_status",
+}  # fmt: skip
+MAKING = {"create_sandbox", "snapshot_sandbox", "fork_sandbox"}
+HARMING = {
+    "destroy_sandbox", "restore_sandbox", "execute_command", "execute_code", "start_process", "stop_process",
+    "write_file", "fleet_up", "fleet_exec", "fleet_down",
+}  # fmt: skip
+UNTRUSTED = {
+    "execute_command", "execute_code", "list_processes", "read_process_output", "read_file", "list_directory",
+    "read_output", "fleet_up", "fleet_exec",
+}  # fmt: skip
+NEVER = {"provider", "mounts", "user", "network", "allow", "deny", "secrets", "root", "admin", "workspace", "project"}
+"""What a model cannot choose."""
 
 
 @asynccontextmanager
@@ -68,21 +77,23 @@ def text(result: CallToolResult) -> str:
 # the real program on the default provider
 
 
-async def test_there_are_eight_tools_and_each_says_what_it_takes_gives_and_does() -> None:
+async def test_each_tool_says_what_it_takes_gives_and_does() -> None:
     async with program() as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == TOOLS
+    assert set(tools) == READING | MAKING | HARMING == {tool.function.__name__ for tool in ALL}
     for name, tool in tools.items():
         assert tool.description
         assert tool.output_schema is not None
-        assert all("description" in field for field in tool.input_schema["properties"].values()), name
+        fields = tool.input_schema["properties"]
+        assert all("description" in field for field in fields.values()), name
+        assert not NEVER & set(fields), name
         assert tool.annotations is not None
     reading = {name for name, tool in tools.items() if tool.annotations and tool.annotations.read_only_hint}
-    assert reading == {"list_sandboxes", "read_file", "list_directory"}
+    assert reading == READING
     harming = {name for name, tool in tools.items() if tool.annotations and tool.annotations.destructive_hint}
-    assert harming == {"destroy_sandbox", "execute_command", "execute_code", "write_file"}
+    assert harming == HARMING
     untrusted = {name for name, tool in tools.items() if "never as instructions" in (tool.description or "")}
-    assert untrusted == {"execute_command", "execute_code", "read_file", "list_directory"}
+    assert untrusted == UNTRUSTED
 
 
 @pytest.mark.parametrize("pool", [(), ("--pool", "1")], ids=["made", "warm"])
@@ -119,7 +130,7 @@ async def test_a_model_makes_uses_and_destroys_a_sandbox(folder: Path) -> None:
         assert not result.is_error
         assert (data["exit_code"], data["stdout"], data["stderr"]) == (3, "me\nin\n", "bad\n")
         assert text(result).startswith("exit code 3 after 0.")
-        assert "--- stdout ---\nme\nin\n" in text(result)
+        assert "--- stdout (untrusted data) ---\nme\nin\n" in text(result)
 
         ran = await call(
             client,
@@ -325,7 +336,7 @@ def test_only_the_protocol_is_on_stdout_and_what_is_no_message_is_survived(raw: 
     assert raw.process.stdin is not None
     raw.process.stdin.write(b"no json\n{}\n[1\n\xff\xfe\n")
     raw.process.stdin.flush()
-    assert raw.call("list_sandboxes") == {"sandboxes": []}
+    assert raw.call("list_sandboxes")["sandboxes"] == []
     out, _ = raw.process.communicate(timeout=20)
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in out.splitlines())
 
@@ -348,10 +359,10 @@ async def in_process(
 ) -> AsyncIterator[tuple[Client, AsyncSandboxManager]]:
     loaded = config.load({"provider": "mock", **settings})
     async with AsyncSandboxManager(loaded, providers={"mock": mock}) as manager:
-        tools = Tools(manager, Spec(provider="mock"), limits)
-        async with Client(build_server(tools)) as client:
+        caller = Caller(manager, Spec(provider="mock"), limits)
+        async with Client(build_server(always(caller))) as client:
             yield client, manager
-        await tools.destroy_made()
+        await caller.destroy_made()
 
 
 async def error_of(client: Client, tool: str, **arguments: Any) -> str:
@@ -408,7 +419,7 @@ async def test_a_server_sees_its_own_project_and_nothing_that_is_in_a_pool(mock:
         async with AsyncSandboxPool(manager, size=1) as pool:
             await pool.wait_for_full(20)
             (warm,) = await manager.list(Filter(project="default"))
-            assert await call(client, "list_sandboxes") == {"sandboxes": []}
+            assert (await call(client, "list_sandboxes"))["sandboxes"] == []
             for id in (other.id, warm.id):
                 assert await error_of(client, "destroy_sandbox", sandbox=id) == "not_found"
                 assert await error_of(client, "execute_command", sandbox=id, command="true") == "not_found"
@@ -422,6 +433,29 @@ async def test_a_long_folder_is_cut(mock: Mock) -> None:
         listed = await call(client, "list_directory", sandbox="a", path="/tmp")
         assert len(listed["entries"]) == 3
         assert listed["more"]
+
+
+async def test_forks_and_fleets_end_with_the_server_unless_they_are_kept(mock: Mock) -> None:
+    async with in_process(mock) as (client, _):
+        await call(client, "create_sandbox", name="a")
+        assert not (await call(client, "fork_sandbox", sandbox="a"))["kept"]
+        kept = {(await call(client, "fork_sandbox", sandbox="a", keep=True))["id"]}
+        assert (await call(client, "fleet_up", file="name: f\nphases: {web: {count: 2}}"))["ok"]
+        assert (await call(client, "fleet_up", file="name: g\nphases: {db: {}}", keep=True))["ok"]
+        kept |= {each["id"] for each in (await call(client, "fleet_status", fleet="g"))["members"]}
+        assert len(mock.host.boxes) == 6
+    assert set(mock.host.boxes) == kept
+
+
+async def test_a_fleet_has_what_the_server_was_started_with() -> None:
+    template = Spec.of(provider="mock", project="p", pids=32, memory="64M", allow=("python",), env={"A": "1"})
+    fleet = read_fleet("name: f\nphases: {a: {memory: 1G, env: {B: '2'}}, b: {reach: ['a:80']}}", template)
+    first, second = (phase.spec for phase in fleet.phases)
+    assert (fleet.project, first.project, first.pids, first.memory) == ("p", "p", 32, 1 << 30)
+    assert (first.env, second.memory) == ({"A": "1", "B": "2"}, 64 << 20)
+    assert (first.network, first.allow, second.allow, second.reach) == ("rules", ("python",), ("python",), ("a:80",))
+    alone = read_fleet("name: f\nphases: {a: {}, b: {reach: ['a:80']}}", Spec(provider="mock"))
+    assert [(phase.spec.network, phase.spec.allow) for phase in alone.phases] == [("none", ()), ("rules", ())]
 
 
 # what is cut
@@ -446,8 +480,8 @@ async def test_a_new_sandbox_is_a_warm_one_if_nothing_else_is_asked_for() -> Non
         AsyncSandboxManager(loaded, providers={"mock": mock}) as manager,
         AsyncSandboxPool(manager, template, size=2) as pool,
     ):
-        tools = Tools(manager, pool.spec, pool=pool)
-        async with Client(build_server(tools)) as client:
+        caller = Caller(manager, pool.spec, pool=pool)
+        async with Client(build_server(always(caller))) as client:
             await pool.wait_for_full(20)
             warm = set(mock.host.boxes)
             assert (await call(client, "list_sandboxes"))["sandboxes"] == []
@@ -458,7 +492,7 @@ async def test_a_new_sandbox_is_a_warm_one_if_nothing_else_is_asked_for() -> Non
             other = await call(client, "create_sandbox", memory="64M")
             assert other["id"] not in warm
             assert pool.stats().hits == 1
-        await tools.destroy_made()
+        await caller.destroy_made()
     assert not mock.host.boxes
 
 
@@ -468,11 +502,11 @@ async def test_a_name_that_has_data_is_no_warm_one() -> None:
         AsyncSandboxManager(config.load({"provider": "mock"}), providers={"mock": mock}) as manager,
         AsyncSandboxPool(manager, size=1) as pool,
     ):
-        tools = Tools(manager, pool.spec, pool=pool)
+        caller = Caller(manager, pool.spec, pool=pool)
         await pool.wait_for_full(20)
         warm = set(mock.host.boxes)
-        assert (await tools.create_sandbox(name="work")).id not in warm
-        await tools.destroy_made()
+        assert (await create_sandbox(caller, name="work")).id not in warm
+        await caller.destroy_made()
 
 
 async def test_the_program_keeps_sandboxes_warm_and_leaves_none(folder: Path) -> None:

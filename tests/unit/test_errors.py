@@ -69,6 +69,20 @@ def test_what_will_be_the_same_next_time_is_not_retryable() -> None:
     assert errors.AgentUnreachable.retryable
 
 
+def test_what_the_machinery_did_is_told_apart_from_what_the_request_or_the_code_did() -> None:
+    machinery = {errors.ProviderError, errors.AgentError, errors.GateUnavailable, errors.StoreError, errors.LedgerError}
+    machinery |= {errors.LimitReached, errors.SandboxGone, errors.CreateFailed, errors.HostFull, errors.CallInterrupted}
+    assert all(each.infrastructure for each in machinery)
+    others = {errors.InvalidSpec, errors.NotFound, errors.WrongState, errors.FileError, errors.DiskFull}
+    others |= {errors.BoxFull, errors.TooLarge, errors.InterpreterNotFound, errors.AccessDenied}
+    assert not any(each.infrastructure for each in others)
+
+
+def test_an_error_of_a_newer_server_keeps_whether_the_machinery_failed() -> None:
+    assert errors.of_code("of_next_year", "x", infrastructure=True).infrastructure
+    assert not errors.of_code("path_not_found", "x", infrastructure=True).infrastructure
+
+
 def test_all_errors_are_in_skerry_itself() -> None:
     assert all(getattr(skerry, each.__name__) is each for each in all_errors())
 

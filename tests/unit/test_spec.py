@@ -23,6 +23,7 @@ WRONG: dict[str, list[Any]] = {
     "cpus": [0, -1, 5000, math.nan, math.inf, "1", [], True],
     "pids": [0, -1, 3, 2**63, 1.5, "10"],
     "disk": [0, -1, 100, 2**63, "1G"],
+    "egress": [0, -1, 1023, 2**63, 1.5, "1M", True],
     "env": [[], {"A=B": "x"}, {"": "x"}, {"A": "x\0"}, {"A\0": "x"}, {"A": 1}, {"A": "x" * 200_000}, "A=B"],
     "cwd": ["relative", "", "/a\0b", 5],
     "user": ["", "Root!", "a b", "1:2:3", "-1", "x" * 40, 0],
@@ -100,6 +101,15 @@ def test_people_write_sizes_and_durations() -> None:
     assert (spec.memory, spec.disk, spec.lifetime_s, spec.idle_s) == (2**29, 3 * 2**29, 7200.0, 0)
     assert spec.mounts == (Mount(source="/src", target="/dst", read_only=True),)
     assert spec.network is Network.HOST
+
+
+def test_what_is_sent_can_be_bounded_where_it_goes_through_the_gate() -> None:
+    spec = Spec.of(allow=["pypi.org"], egress="10M")
+    assert (spec.egress, spec.network) == (10 << 20, Network.RULES)
+    assert Spec.of(egress="10M").network is Network.NONE
+    for network in ("bridge", "host", "of-the-engine"):
+        with pytest.raises(InvalidSpec, match=f"egress: a box on the network {network} .* use allow"):
+            Spec.of(network=network, egress="10M")
 
 
 def test_a_relative_path_is_taken_from_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from skerry.agent import tunnel
-from skerry.sandbox import files, network, ports, processes, sandbox, service
+from skerry.sandbox import files, interpreter, network, ports, processes, sandbox, service, watches
 from skerry.sync import api
 from skerry.sync.loop_thread import LoopThread
 
@@ -27,9 +27,12 @@ ROOT = Path(__file__).parents[2]
 PAIRS = [
     (sandbox.AsyncSandbox, api.Sandbox),
     (files.AsyncFiles, api.Files),
-    (files.AsyncWatch, api.Watch),
+    (watches.AsyncWatch, api.Watch),
+    (watches.AsyncKeptWatch, api.KeptWatch),
     (processes.AsyncProcess, api.Process),
     (processes.AsyncProcesses, api.Processes),
+    (interpreter.AsyncInterpreter, api.Interpreter),
+    (interpreter.AsyncInterpreters, api.Interpreters),
     (tunnel.AsyncTunnel, api.Tunnel),
     (ports.AsyncForward, api.Forward),
     (service.AsyncService, api.Service),
@@ -37,9 +40,10 @@ PAIRS = [
 ]
 SPECIAL = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
 INTERNAL = {
-    ("AsyncForward", "links"), ("AsyncForward", "serve"), ("AsyncProcess", "start"),
+    ("AsyncForward", "links"), ("AsyncForward", "serve"), ("AsyncProcess", "start"), ("AsyncProcess", "input"),
     ("AsyncWatch", "begin"), ("AsyncTunnel", "open"),
     ("AsyncSandbox", "of_record"), ("AsyncSandbox", "of_box"), ("AsyncSandbox", "follow"),
+    ("AsyncSandbox", "tell"),
 }  # fmt: skip
 
 
@@ -81,7 +85,9 @@ def test_every_async_method_has_a_twin_with_the_same_parameters(twin: type, own:
 @pytest.mark.parametrize(("twin", "own"), PAIRS, ids=lambda cls: cls.__name__)
 def test_the_twin_has_nothing_of_its_own(twin: type, own: type) -> None:
     extra = {name for name in vars(own) if not name.startswith("_")} - set(vars(twin))
-    assert extra <= {"id", "spec", "enforced", "files", "processes", "service", "network", "created_at", "number"}
+    held = {"files", "processes", "service", "network", "interpreters"}
+    told = {"id", "spec", "enforced", "created_at", "number", "pid", "name", "language", "engine", "cwd"}
+    assert extra <= held | told
 
 
 # the loop_thread
@@ -226,3 +232,35 @@ def test_used_from_its_own_loop_it_says_so_instead_of_hanging() -> None:
         "loop_thread.run(outer())\n"
     )
     assert run_program(program, 5) in ("skerry.errors\n", "builtins\n")
+
+
+async def test_a_coroutine_of_another_loop_gets_the_result_and_the_error() -> None:
+    async def work() -> object:
+        return asyncio.get_running_loop()
+
+    async def failing() -> None:
+        raise ValueError("it fails")
+
+    loop_thread = LoopThread()
+    assert await loop_thread.lend(work()) is not asyncio.get_running_loop()
+    with pytest.raises(ValueError, match="it fails"):
+        await loop_thread.lend(failing())
+
+
+async def test_cancelling_a_coroutine_of_another_loop_waits_for_the_end_of_the_work() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.set()
+
+    task = asyncio.create_task(LoopThread().lend(work()))
+    assert await asyncio.to_thread(begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()

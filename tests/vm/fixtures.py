@@ -58,11 +58,21 @@ def docker_vm_image() -> str:
 @pytest.fixture(scope="session")
 def clients_vm_image(clients_root: Path, vm_kernel: Kernel) -> str:
     """The name of an image with clients of networks, in `vm_cache`."""
-    name, store = clients_root.name.partition(".")[0].replace("debian", "clients"), ImageStore(_cache())
+    return _imported(clients_root, clients_root.name.partition(".")[0].replace("debian", "clients"))
+
+
+@pytest.fixture(scope="session")
+def debian_vm_image(debian_root: Path, vm_kernel: Kernel) -> str:
+    """The name of an image of Debian with its usual programs, in `vm_cache`."""
+    return _imported(debian_root, debian_root.name.partition(".")[0])
+
+
+def _imported(root: Path, name: str) -> str:
+    store = ImageStore(_cache())
     try:
         store.find(name)
     except ImageNotFound:
-        asyncio.run(store.import_(clients_root, name, lambda _: None))
+        asyncio.run(store.import_(root, name, lambda _: None))
     return name
 
 

@@ -52,3 +52,21 @@ def test_what_is_there_is_not_overwritten_nor_a_link_followed(tmp_path: Path) ->
         with pytest.raises(FileExistsError):
             sparse.copy(tmp_path / "old", tmp_path / target)
     assert (tmp_path / "ours").read_bytes() == b"ours"
+
+
+def test_zeros_become_holes_and_nothing_else_changes(tmp_path: Path) -> None:
+    block, zeros = b"\1" * 4096, bytes(4096)
+    data = block + 3 * zeros + block + bytes(3 * _MIB) + block + 2 * zeros + bytes(99) + b"end" + bytes(50)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    sparse.punch(path)
+    assert path.read_bytes() == data
+    assert path.stat().st_blocks * 512 <= 8 * 4096
+    sparse.punch(path)
+    assert path.read_bytes() == data
+
+
+def test_no_link_is_followed_to_what_gets_holes(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "ours")
+    with pytest.raises(OSError, match="symbolic"):
+        sparse.punch(tmp_path / "link")

@@ -21,6 +21,7 @@ _log = logging.getLogger("skerry.agent")
 GUEST = Path(__file__).parent / "guest"
 COLLECT = Path(collect.__file__)
 """Script that makes a portable interpreter of the one that runs it."""
+_CONTEXT = (GUEST / "interpreter/context.py", GUEST / "interpreter/runs.py")
 _TIMEOUT_S = 120
 _parsing = threading.Lock()
 """Python 3.11 cannot parse sources in several threads at once."""
@@ -88,8 +89,14 @@ def make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         raise ProviderError(f"cannot build {folder}: {error}") from error
 
 
+def _guest_files() -> list[Path]:
+    """All that a box gets: also kernels, which run in interpreters of its own."""
+    kernels = [path for path in GUEST.glob("interpreter/*") if path.suffix in (".py", ".sh", ".js")]
+    return sorted({*_guest_sources(), *kernels})
+
+
 def _guest_sources() -> list[Path]:
-    return sorted((*GUEST.glob("*.py"), *GUEST.glob("vm/*.py")))
+    return sorted((*GUEST.glob("*.py"), *GUEST.glob("vm/*.py"), *_CONTEXT))
 
 
 def _key(python: str) -> str:
@@ -101,13 +108,13 @@ def _key(python: str) -> str:
     except OSError as error:
         raise ProviderError(f"the interpreter {python!r} cannot be used: {error.strerror}") from error
     digest = hashlib.sha256(f"{__version__}\0{binary}\0{seen.st_mtime_ns}\0{seen.st_size}".encode())
-    for source in (COLLECT, *_guest_sources()):
+    for source in (COLLECT, *_guest_files()):
         digest.update(f"\0{source.parent.name}/{source.name}\0".encode() + source.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _fill_with_agent(folder: Path, python: str) -> None:
-    for source in _guest_sources():
+    for source in _guest_files():
         target = folder / source.relative_to(GUEST)
         target.parent.mkdir(exist_ok=True)
         target.write_bytes(source.read_bytes())

@@ -281,7 +281,7 @@ class AgentClient:
                 if self._given_up.pop(frame.id, None) is None:
                     self._stray()
             elif frame.error is not None:
-                call.settle(NOTHING, error_of(frame.error))
+                call.settle(NOTHING, error_of(frame.error, relayed=self._stream.is_relayed))
             else:
                 call.settle(frame.result)
 
@@ -378,9 +378,10 @@ _KINDS: dict[str, type[errors.SkerryError]] = {
     "loop": errors.PathInvalid,
     "io": errors.FileError,
     "no_space": errors.DiskFull,
-    "limit": errors.LimitReached,
+    "limit": errors.BoxFull,
     "cancelled": errors.CallInterrupted,
     "no_process": errors.NotFound,
+    "no_watch": errors.NotFound,
     "no_user": errors.UserNotFound,
     "too_long": errors.ArgumentsTooLong,
     "refused": errors.NotFound,
@@ -388,11 +389,15 @@ _KINDS: dict[str, type[errors.SkerryError]] = {
 }
 
 
-def error_of(error: RpcError) -> errors.SkerryError:
-    """Turn an agent's error into ours, which keeps its code."""
+def error_of(error: RpcError, *, relayed: bool = False) -> errors.SkerryError:
+    """Turn an agent's error into ours, which keeps its code; a server of ours names ours."""
     if not isinstance(error.data, dict):
         error.data = {}
-    found = _error_of(error)
+    code, field = error.data.get("code"), error.data.get("field")
+    if relayed and isinstance(code, str):
+        found = errors.of_code(code, errors.printable(error.message), field=field if isinstance(field, str) else None)
+    else:
+        found = _error_of(error)
     found.rpc_code = error.code
     return found
 

@@ -20,14 +20,17 @@ import click
 from skerry.cli.errors import OURS
 from skerry.cli.options import live_records, load_config, provider_names
 from skerry.cli.output import SHORT_ID, echo, json_option, print_json, print_one, printable, say, spinner
+from skerry.cli.registry import refuse_server
 from skerry.config import Config, variable
-from skerry.errors import ConfigError, ProviderUnavailable
+from skerry.errors import ConfigError
+from skerry.manager import health
 from skerry.units import format_size
 
 if TYPE_CHECKING:
+    from skerry.model.records import Record
     from skerry.providers.base import Provider
 
-_DEADLINE_S = 20.0
+_SYSTEMCTL_S = 20.0
 _UNIT = "skerry-reconcile"
 _SYSTEM_UNITS = Path("/etc/systemd/system")
 _SYSTEMD_RUNS = Path("/run/systemd/system")
@@ -65,96 +68,43 @@ def doctor(timer: bool, as_json: bool) -> int:
     """
     config = load_config()
     if timer:
+        refuse_server(config, "`skerry doctor --timer`")
         return _set_timer(config, as_json)
+    if config.url:
+        findings = asyncio.run(_ask_server(config))
+        (print_json if as_json else _print)(findings)
+        return 0 if findings["ok"] else OURS
     providers = asyncio.run(_examine_all(config))
     works = any(each["name"] == config.provider and each["available"] for each in providers)
-    found = {"host": _host(config), "gate": _gate(config), "ledger": _ledger(config), "providers": providers}
+    has_timer = os.path.lexists(_units() / "timers.target.wants" / f"{_UNIT}.timer")
+    found = {
+        "host": {**health.host(config), "timer": has_timer},
+        "gate": asyncio.run(health.gate(config, _records)),
+        "ledger": health.ledger(config),
+        "providers": providers,
+    }
     findings = {"ok": works, "default_provider": config.provider, **found}
     (print_json if as_json else _print)(findings)
     return 0 if works else OURS
 
 
+async def _ask_server(config: Config) -> dict[str, Any]:
+    """What the doctor of a server finds there."""
+    from skerry.remote.api import Api
+
+    async with spinner(f"asking {config.url}"):
+        api = Api(config.url, config.token or None, ca=config.ca or None)
+        found: dict[str, Any] = await api.get("/doctor", dict[str, Any])
+    return found
+
+
 async def _examine_all(config: Config) -> list[dict[str, Any]]:
-    from skerry import providers
-
-    async with spinner("looking at the providers"), asyncio.TaskGroup() as group:
-        names = sorted({*providers.names(), config.provider})  # a default that nobody knows is a finding too
-        tasks = [group.create_task(_examine(config, name)) for name in names]
-    return [task.result() for task in tasks]
+    async with spinner("looking at the providers"):
+        return await health.examine_all(config)
 
 
-async def _examine(config: Config, name: str) -> dict[str, Any]:
-    """State of one provider. A provider that breaks is a finding, not the end of the doctor."""
-    found: dict[str, Any] = {"name": name, "available": False, "reason": "", "fix": ""}
-    try:
-        async with asyncio.timeout(_DEADLINE_S), aclosing(config.load_provider(name)) as provider:
-            await provider.check()
-            details = await provider.describe()
-        found |= {
-            "available": True,
-            "isolation": provider.isolation.name.lower(),
-            "capabilities": sorted(provider.capabilities),
-            "details": {field: {"by": how.by, "why_not": how.why_not} for field, how in details.items()},
-        }
-    except ProviderUnavailable as error:
-        found |= {"reason": error.reason, "fix": error.fix}
-    except TimeoutError:
-        found |= {"reason": f"it did not answer within {_DEADLINE_S:g} s"}
-    except Exception as error:
-        found |= {"reason": str(error) or type(error).__name__}
-    return found
-
-
-def _host(config: Config) -> dict[str, Any]:
-    cgroup = "v1" if Path("/sys/fs/cgroup/memory").exists() else "none"
-    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        cgroup = "v2"
-    state = Path(config.state_dir)
-    nearest = next(folder for folder in (state, *state.parents) if os.path.exists(folder))
-    return {
-        "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().machine}",
-        "cgroup": cgroup,
-        "user": "root" if os.geteuid() == 0 else f"uid {os.geteuid()}",
-        "state_dir": str(state),
-        "state_dir_writable": nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK),
-        "disk_free_bytes": shutil.disk_usage(nearest).free,
-        "timer": os.path.lexists(_units() / "timers.target.wants" / f"{_UNIT}.timer"),
-    }
-
-
-def _gate(config: Config) -> dict[str, Any]:
-    """State of the gate; none that has never been needed is looked for in the registry."""
-    from skerry.gate.client import GateClient
-
-    found: dict[str, Any] = {"running": False, "answers": False, "pid": None, "needed_by": 0, "serves": 0}
-    found |= {"down": {}, "error": ""}
-    client = GateClient(config)
-    try:
-        found |= {"running": client.is_running(), "error": client.last_error()}
-        if client.has_run():
-            found["needed_by"] = sum(record.spec.network == "rules" for record in live_records())
-    except OSError as error:  # the state folder is none, or not ours
-        return found | {"needed_by": None, "error": str(error)}
-    status = asyncio.run(client.status()) if found["running"] else None
-    if status is not None:
-        down = {box.id: box.error for box in status.boxes if not box.up and box.error}
-        found |= {"answers": True, "pid": status.pid, "serves": len(status.boxes), "down": down, "error": status.error}
-    return found
-
-
-def _ledger(config: Config) -> dict[str, Any]:
-    """State of the ledger: whether it is written, how large it is, and what keeps us from reading it."""
-    from skerry.ledger.ledger import folder_of
-
-    found: dict[str, Any] = {"enabled": config.ledger.enabled, "bytes": 0, "error": ""}
-    folder = folder_of(config)
-    try:
-        return found | {"bytes": sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".jsonl")}
-    except (FileNotFoundError, NotADirectoryError):
-        return found
-    except OSError as error:
-        return found | {"error": str(error)}
+async def _records() -> list[Record]:
+    return await asyncio.to_thread(live_records)  # which runs a loop of its own
 
 
 def _units() -> Path:
@@ -200,7 +150,7 @@ def _install(environment: Mapping[str, str], argv: Sequence[str]) -> list[str]:
         (folder / name).write_text(text)
     systemctl = ["systemctl"] if os.geteuid() == 0 else ["systemctl", "--user"]
     for words in (["daemon-reload"], ["enable", "--now", f"{_UNIT}.timer"]):
-        done = subprocess.run([*systemctl, *words], capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+        done = subprocess.run([*systemctl, *words], capture_output=True, text=True, timeout=_SYSTEMCTL_S, check=False)
         if done.returncode != 0:
             raise ConfigError(f"{' '.join([*systemctl, *words])} failed: {done.stderr.strip()}")
     return [str(folder / name) for name in files]
@@ -216,8 +166,9 @@ def _print(findings: dict[str, Any]) -> None:
     _line(True, "host", f"{host['kernel']}, Python {host['python']}, cgroup {host['cgroup']}, as {host['user']}")
     fix = "" if host["state_dir_writable"] else "not writable: mkdir -p it, or set SKERRY_STATE_DIR; "
     _line(host["state_dir_writable"], "state", f"{host['state_dir']}: {fix}{format_size(host['disk_free_bytes'])} free")
-    fix = "" if host["timer"] else "none: lifetimes are held while something of ours runs, or by skerry doctor --timer"
-    _line(host["timer"], "timer", fix or "every minute")
+    if "timer" in host:  # a server holds lifetimes by itself
+        how = "none: lifetimes are held while something of ours runs, or by skerry doctor --timer"
+        _line(host["timer"], "timer", "every minute" if host["timer"] else how)
     _print_gate(findings["gate"])
     ledger = findings["ledger"]
     size = f"{format_size(ledger['bytes'])}; skerry ledger verify tells whether it is whole"

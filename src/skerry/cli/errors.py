@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -28,6 +29,7 @@ _FAILURES = (
     "store_read_only", "store_corrupt", "store_too_new", "ledger_error", "ledger_full", "file_error", "path_not_found",
     "path_exists", "path_denied", "path_read_only", "path_invalid", "path_is_folder", "path_not_folder",
     "path_not_empty", "path_not_file", "path_too_long", "disk_full", "gate_unavailable",
+    "host_full", "box_full", "access_denied", "not_permitted", "interpreter_died", "interpreter_killed",
 )  # fmt: skip
 EXIT_CODES: Mapping[str, int] = {**dict.fromkeys(_FAILURES, OURS), "interpreter_not_found": NOT_FOUND}
 
@@ -38,7 +40,7 @@ def report(error: BaseException, *, as_json: bool) -> int:
 
     match error:
         case SkerryError():
-            _print(error.code, error.message, as_json, retryable=error.retryable)
+            _tell(error_data(error), as_json)
             return EXIT_CODES[error.code]
         case click.exceptions.NoArgsIsHelpError():
             error.show()
@@ -79,11 +81,24 @@ def _report_unexpected(error: BaseException, as_json: bool) -> int:
     return OURS
 
 
-def _print(code: str, message: str, as_json: bool, *, retryable: bool = False) -> None:
+def error_data(error: SkerryError) -> dict[str, Any]:
+    """An error, for JSON."""
+    return _data(error.code, error.message, error.retryable, error.infrastructure)
+
+
+def _data(code: str, message: str, retryable: bool, infrastructure: bool) -> dict[str, Any]:
+    return {"code": code, "message": message, "retryable": retryable, "infrastructure": infrastructure}
+
+
+def _print(code: str, message: str, as_json: bool) -> None:
+    _tell(_data(code, message, retryable=False, infrastructure=False), as_json)
+
+
+def _tell(data: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json({"error": {"code": code, "message": message, "retryable": retryable}})
+        print_json({"error": data})
     else:
-        say(message)
+        say(data["message"])
 
 
 def _drop_stdout() -> None:

@@ -14,6 +14,7 @@ from skerry.cli.output import printable, say
 from skerry.errors import InvalidFleet, SkerryError
 
 if TYPE_CHECKING:
+    from skerry.config import Config
     from skerry.fleet.model import FleetSpec
 
 FILES = tuple(
@@ -86,7 +87,8 @@ def load(file: str | None, given: str | None = None, provider: str | None = None
     ctx = click.get_current_context()
     try:
         settings = load_config()
-        spec = load(path_of(file, given), provider=settings.provider, sets=settings.network.sets)
+        chosen = default_provider(settings)
+        spec = load(path_of(file, given), provider=chosen, sets=settings.network.sets)
     except InvalidFleet as error:
         if ctx.params.get("as_json"):
             raise
@@ -94,6 +96,18 @@ def load(file: str | None, given: str | None = None, provider: str | None = None
     if provider is not None:
         changes["phases"] = tuple(replace(each, spec=replace(each.spec, provider=provider)) for each in spec.phases)
     return replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+
+def default_provider(config: Config) -> str:
+    """The provider of phases that name none: the one of the settings, or the server's own if nothing is set here."""
+    if not config.url or config.origins.get("provider") != "default":
+        return config.provider
+    import asyncio
+
+    from skerry.remote.manager import AsyncRemoteManager
+
+    manager = AsyncRemoteManager(config.url, config.token or None, ca=config.ca or None, config=config)
+    return asyncio.run(manager.default_provider())
 
 
 def print_problems(error: InvalidFleet, *, by_name: bool = False) -> int:
@@ -120,7 +134,7 @@ def targets(ctx: click.Context, _param: click.Parameter, incomplete: str) -> lis
     from skerry.fleet.model import ALL, FLEET_LABEL
 
     choice = _choice(ctx)
-    members = [record.name for record in live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name]
+    members = [record.member_name for record in live_records() if record.spec.labels.get(FLEET_LABEL) == choice.name]
     return _beginning(incomplete, (ALL, *_phases(choice), *members))
 
 

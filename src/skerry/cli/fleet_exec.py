@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from skerry.cli.errors import OURS
+from skerry.cli.errors import OURS, error_data
 from skerry.cli.job import Job, result_data
 from skerry.cli.logs import Lines, background_numbers, chunks_data, follow_output, process_data, read_kept, write_chunks
 from skerry.cli.output import print_json_line, say
-from skerry.cli.registry import error_data, for_each, print_failures
+from skerry.cli.registry import for_each, print_failures
 from skerry.errors import AgentUnreachable, CallTimeout, NotFound, SkerryError
 from skerry.fleet.broadcast import choose, refuse_unready
 from skerry.fleet.fleet import AsyncFleet

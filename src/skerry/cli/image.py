@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from skerry.cli.options import all_of, environment, load_config, provider_names
+from skerry.cli.options import all_of, environment, load_config, provider_names, refuse_if
 from skerry.cli.output import age, json_option, print_json, print_list, print_one, print_table, show_progress, to_data
-from skerry.cli.registry import Result, for_each, print_failures, print_results
+from skerry.cli.registry import Result, for_each, open_manager, print_failures, print_results
 from skerry.errors import ImageNotFound, SkerryError
 from skerry.units import format_size
 
@@ -40,15 +40,16 @@ _provider_options = all_of(
 
 def _with_manager(provider: str | None, vm: bool, work: Work[T]) -> T:
     """Work with a manager that opens no registry, as images are not in it."""
-    from skerry.manager.manager import AsyncSandboxManager
 
     async def main() -> T:
         config = load_config({"provider": provider})
-        if vm:
+        if vm and config.url:
+            refuse_if(provider is None, "--vm: say with --provider which of the server's providers makes its machines")
+        elif vm:
             from skerry.manager.images import provider_of_machines
 
             config = load_config({"provider": provider_of_machines(config)})
-        async with aclosing(AsyncSandboxManager(config)) as manager:
+        async with aclosing(open_manager(config, repair=True)) as manager:
             return await work(manager)
 
     return asyncio.run(main())

@@ -15,7 +15,7 @@ from skerry.aio import backoff, run_to_end
 from skerry.cli import terminal
 from skerry.cli.options import duration, environment
 from skerry.cli.output import output_data, print_json, say, spinner, to_data
-from skerry.cli.registry import create_sandbox
+from skerry.cli.registry import create_sandbox, open_manager
 from skerry.config import Config
 from skerry.errors import AgentUnreachable, CallInterrupted, SkerryError
 from skerry.manager.manager import AsyncSandboxManager
@@ -107,7 +107,7 @@ def run_job(job: Job, opening: AbstractAsyncContextManager[AsyncSandbox]) -> int
 @asynccontextmanager
 async def new_sandbox(config: Config, spec: Spec, *, keep: bool, pool: bool) -> AsyncIterator[AsyncSandbox]:
     """Create a sandbox, and destroy it however the job ends, unless it is to be kept."""
-    async with AsyncSandboxManager(config, reconcile=False) as manager:
+    async with open_manager(config) as manager:
         manager.end_overdue()
         sandbox = await create_sandbox(manager, spec, ephemeral=not keep, pool=pool)
         try:

@@ -32,7 +32,8 @@ T = TypeVar("T")
 _KINDS = (
     "create", "ready", "end", "destroy", "lost", "adopt", "acquire", "rename", "rebuild", "change", "pause", "resume",
     "stop", "start", "snapshot", "remove", "exec", "exit", "file", "port", "env", "lifetime", "rules", "connect",
-    "close", "refuse", "resolve", "secret", "gate", "begin", "rotate", "torn", "gap",
+    "close", "refuse", "resolve", "secret", "gate", "tenant", "token", "webhook",
+    "begin", "rotate", "torn", "gap",
 )  # fmt: skip
 _TOOLS = ("cli", "api", "mcp", "gate", "forwarder")
 _COLUMNS = ("seq", "time", "kind", "sandbox", "uid", "tool", "pid", "facts", "hash")
@@ -198,6 +199,10 @@ def _with_ledger(work: Callable[[AsyncLedger], Any]) -> Any:
     from skerry.ledger.reading import AsyncLedger
 
     config = load_config()
+    if config.url:
+        from skerry.cli.registry import open_manager
+
+        return asyncio.run(work(open_manager(config).ledger))
     if not config.ledger.enabled:
         say("the ledger is off (ledger.enabled): nothing new is written")
     return asyncio.run(work(AsyncLedger(config)))

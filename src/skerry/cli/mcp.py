@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from skerry.cli.options import duration, make_spec, spec_options
+from skerry.cli.registry import refuse_server
 from skerry.cli.terminal import read_chunk, run_until_signal, write_all
 from skerry.units import parse_size
 
@@ -31,11 +32,13 @@ def mcp(pool: int | None, max_timeout: str, max_output: str, **options: Any) -> 
     from skerry.pool.pool import AsyncSandboxPool
 
     try:
-        from skerry.surfaces.mcp.server import CallLimits, serve
+        from skerry.surfaces.mcp.caller import CallLimits
+        from skerry.surfaces.mcp.server import serve
     except ModuleNotFoundError as error:
         fix = "pip install 'skerry[mcp]', or ./skerry in a checkout"
         raise click.ClickException(f"the package {error.name!r} is missing: {fix}") from None
     config, spec = make_spec(options)
+    refuse_server(config, "`skerry mcp`")
     config = msgspec.structs.replace(config, tool="mcp")
     limits = CallLimits(
         max_timeout_s=duration(max_timeout, "--max-timeout") or 0, output_bytes=parse_size(max_output, "--max-output")

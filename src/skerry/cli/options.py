@@ -86,11 +86,16 @@ def live_records() -> list[Record]:
     import asyncio
     from contextlib import aclosing
 
+    from skerry.cli.registry import open_manager
     from skerry.config import load
     from skerry.store import Store
 
     async def read() -> list[Record]:
-        async with aclosing(await Store.open(load().database)) as store:
+        config = load()
+        if config.url:
+            async with open_manager(config) as manager:
+                return await manager.list()
+        async with aclosing(await Store.open(config.database)) as store:
             return await store.list()
 
     try:
@@ -105,7 +110,7 @@ def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 _STATES = ("creating", "ready", "paused", "stopped", "lost", "destroyed")  # a test holds them to `State`
-_CACHES = ("none", "read", "write")  # a test holds them to `Cache`
+_CACHES = ("none", "read", "write", "own")  # a test holds them to `Cache`
 _RESTART = ("no", "on-failure", "always")  # a test holds them to `Restart`
 _PATH = click.Path(exists=True, file_okay=False, resolve_path=True)
 sandbox_argument = click.argument("sandbox", metavar="SANDBOX", shell_complete=references)
@@ -135,6 +140,7 @@ spec_options = all_of(
     click.option("--cpus", type=float, metavar="N", help="E.g. 0.5 or 2."),
     click.option("--pids", type=int, metavar="N", help="Processes and threads at once."),
     click.option("--disk", metavar="SIZE", help="What the box may write, e.g. 1G."),
+    click.option("--egress", metavar="SIZE", help="What it may send in a second through its rules, e.g. 10M."),
     click.option(
         "--network",
         metavar="MODE",
@@ -164,7 +170,7 @@ spec_options = all_of(
     click.option("--writable-root", is_flag=True, help="Let the box change the files of its image."),
     click.option("--admin", is_flag=True, help="Be a root that can install packages, add users and change owners."),
     click.option("--data/--no-data", default=None, help="A volume at /.data that outlives the box, or none."),
-    click.option("--cache", type=click.Choice(_CACHES), help="The project's caches: none (default), read, write."),
+    click.option("--cache", type=click.Choice(_CACHES), help="The project's caches: none (default), read, write, own."),
     click.option("--cache-path", "cache_paths", multiple=True, metavar="NAME=PATH", help="A cache of your own."),
     click.option("--workspace", "work_path", type=_PATH, metavar="DIR", help="A folder to work on, at ~/workspace."),
     click.option("--workspace-copy", "work_copy", is_flag=True, help="Copy that folder instead of showing it."),
@@ -272,7 +278,8 @@ def _secret(text: str) -> tuple[str, Secret]:
         command = tuple(shlex.split(line))
     except ValueError as error:
         raise click.UsageError(f"--secret {name}: command= is no line for a shell: {error}") from None
-    return name, Secret(hosts=hosts, command=command, **sources)
+    env, file, hook = (sources.get(each) for each in ("env", "file", "hook"))
+    return name, Secret(hosts=hosts, command=command, env=env, file=file, hook=hook)
 
 
 def _command(text: str) -> str | list[str]:

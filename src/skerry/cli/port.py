@@ -11,7 +11,7 @@ import click
 
 from skerry.cli.options import load_config, provider_names, sandbox_argument
 from skerry.cli.output import echo, json_option, print_json_line, print_one
-from skerry.cli.registry import open_sandbox
+from skerry.cli.registry import open_sandbox, refuse_server
 from skerry.cli.terminal import run_until_signal
 from skerry.errors import Unsupported
 
@@ -76,7 +76,9 @@ def docker_env(project: str, start: bool, provider: str, as_json: bool) -> None:
 
 
 async def _docker_host(name: str, project: str, start: bool) -> str:
-    async with aclosing(load_config().load_provider(name)) as provider:
+    config = load_config()
+    refuse_server(config, "`skerry docker-env`")
+    async with aclosing(config.load_provider(name)) as provider:
         if not isinstance(provider, _HasDocker):
             raise Unsupported("docker-env", name, "its sandboxes share no Docker of a project's own; use vmdocker")
         return await provider.docker_host(project, start=start)

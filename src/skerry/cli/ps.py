@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skerry.cli import output
+from skerry.cli.errors import error_data
 from skerry.cli.options import filter_options, make_filter, references, sandbox_argument, sandboxes_argument
 from skerry.cli.output import (
     SHORT_ID,
@@ -23,7 +24,7 @@ from skerry.cli.output import (
     printable,
     to_data,
 )
-from skerry.cli.registry import Result, error_data, for_each, print_failures, record_data, with_manager
+from skerry.cli.registry import Result, for_each, print_failures, record_data, with_manager
 from skerry.errors import CallTimeout, SkerryError
 from skerry.units import format_size
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from skerry.cli.errors import OURS
+from skerry.cli.errors import OURS, error_data
 from skerry.cli.options import load_config
 from skerry.cli.output import echo, print_json, print_one, say, spinner, to_data
-from skerry.errors import SkerryError
+from skerry.errors import SkerryError, WrongState
 
 T = TypeVar("T")
 
@@ -41,14 +41,31 @@ class Result(NamedTuple):
         return {"reference": self.reference, "ok": self.error is None, **failure}
 
 
+def open_manager(config: Config, *, repair: bool = False) -> AsyncSandboxManager:
+    """The manager of all commands, to be entered: that of the server which the settings name, or one of this machine,
+    which may `repair` first what a crash left."""
+    if config.url:
+        from skerry.remote.manager import AsyncRemoteManager
+
+        return AsyncRemoteManager(config.url, config.token or None, ca=config.ca or None, config=config)
+    from skerry.manager.manager import AsyncSandboxManager
+
+    return AsyncSandboxManager(config, reconcile=repair)
+
+
+def refuse_server(config: Config, what: str) -> None:
+    """Raise WrongState for what is done on the machine of the sandboxes, if that is a server elsewhere."""
+    if config.url:
+        raise WrongState(f"{what} works on the machine that has the sandboxes, and {config.url} has them: run it there")
+
+
 def with_manager(work: Work[T], *, config: Config | None = None, repair: bool = False, doing: str = "") -> T:
     """Open the registry for one piece of work, and show what we are `doing`; `repair` what a crash left first."""
-    from skerry.manager.manager import AsyncSandboxManager
 
     async def main() -> T:
         async with (
             spinner(doing) if doing else nullcontext(),
-            AsyncSandboxManager(config or load_config(), reconcile=repair) as manager,
+            open_manager(config or load_config(), repair=repair) as manager,
         ):
             return await work(manager)
 
@@ -68,9 +85,7 @@ def with_sandbox(reference: str, work: Callable[[AsyncSandbox], Awaitable[T]]) -
 @asynccontextmanager
 async def open_sandbox(reference: str) -> AsyncIterator[AsyncSandbox]:
     """Open a sandbox by its id, the beginning of it, or its name; it lives on after. Raises NotFound."""
-    from skerry.manager.manager import AsyncSandboxManager
-
-    async with AsyncSandboxManager(load_config(), reconcile=False) as manager:
+    async with open_manager(load_config()) as manager:
         sandbox = await manager.get(reference)
         _log.info("sandbox %s is opened as %s", sandbox.id, reference)
         yield sandbox
@@ -82,6 +97,7 @@ async def create_sandbox(
     """Create a sandbox, or with `pool` claim a warm one, behind a spinner."""
     async with spinner("starting a sandbox"):
         if pool:
+            refuse_server(manager.config, "--pool")
             from skerry.pool.claim import claim_or_create
 
             sandbox = await claim_or_create(manager, spec, ephemeral=ephemeral)
@@ -172,10 +188,6 @@ def print_failures(results: Sequence[Result]) -> int:
     for result in failed:
         say(f"{result.reference}: {result.error}")
     return OURS if failed else 0
-
-
-def error_data(error: SkerryError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.message, "retryable": error.retryable}
 
 
 def record_data(record: Record) -> dict[str, Any]:

@@ -109,8 +109,7 @@ async def _caches(
 ) -> tuple[list[Volume], list[Result]]:
     """Caches of this registry: another one's on the same engine are not ours to remove."""
     caches, failed = await _volumes(manager, "cache", provider, sizes=sizes)
-    ours = ("", manager.store.instance)
-    return [each for each in caches if each.instance in ours and project in (None, each.project)], failed
+    return [each for each in caches if manager.owns(each) and project in (None, each.project)], failed
 
 
 def _print(listed: tuple[list[Volume], list[Result]], quiet: bool, as_json: bool) -> int:

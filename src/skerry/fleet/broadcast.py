@@ -90,7 +90,7 @@ def refuse_unready(record: Record) -> None:
     """Raise WrongState for a member that no command may run in: its setup is not done, or it does not run."""
     if not is_ready(record):
         why = "it is being destroyed" if record.doomed else states.unusable(record.state)
-        raise WrongState(f"{record.name} cannot be used: {'its setup is not done' if record.ephemeral else why}")
+        raise WrongState(f"{record.member_name} cannot be used: {'its setup is not done' if record.ephemeral else why}")
 
 
 async def run(
@@ -99,5 +99,5 @@ async def run(
     """Run a command in one member. Raises WrongState if it cannot be used."""
     refuse_unready(record)
     result = await manager.handles.of(record).exec(command, **options)
-    _log.debug("%s: a command ended with %d after %.3f s", record.name, result.exit_code, result.duration_s)
+    _log.debug("%s: a command ended with %d after %.3f s", record.member_name, result.exit_code, result.duration_s)
     return result

@@ -20,6 +20,8 @@ _TOP = ("name", "version", "services", "networks", OURS)
 _EXTENSION = "x-"
 _HEALTHY = "service_healthy"
 _CONDITIONS = ("service_started", _HEALTHY)
+_CONTAINERS = ("init", "stdin_open", "tty")
+"""What a container is to have that is only kept there: a first process that reaps, or input that does not end."""
 _IDLE = (("sleep", "infinity"), ("sleep", "inf"), ("tail", "-f", "/dev/null"))
 """Commands that do nothing but keep a container there, as a sandbox is anyway."""
 _DOLLAR = re.compile(r"\$\$|\$")
@@ -115,6 +117,8 @@ def _is_harmless(entry: TableEntry) -> bool:
     if key.text == "command":
         words = tuple(each.text for each in node.items if isinstance(each, Scalar)) if isinstance(node, Items) else ()
         return (tuple(node.text.split()) if isinstance(node, Scalar) else words) in _IDLE
+    if key.text in _CONTAINERS:
+        return isinstance(node, Scalar) and node.text in ("true", "false")
     return key.text == "restart" and isinstance(node, Scalar) and node.text == "no"
 
 

@@ -20,6 +20,11 @@ class FleetEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     """Its line in the log."""
     phase: str
 
+    @property
+    def line(self) -> str:
+        """It in words."""
+        return self._LINE.format(self)
+
 
 class PhaseStarted(FleetEvent, frozen=True):
     """All that it waits for is ready."""
@@ -42,6 +47,10 @@ class MemberReady(FleetEvent, frozen=True):
     duration_s: float
     kept: bool = False
     """It was there already, as it should be."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.member} was ready already ({self.id})" if self.kept else super().line
 
 
 class MemberFailed(FleetEvent, frozen=True):
@@ -85,9 +94,7 @@ class Notifier(msgspec.Struct):
 
     def notify(self, event: FleetEvent) -> None:
         failed = isinstance(event, MemberFailed | PhaseFailed)
-        is_kept = isinstance(event, MemberReady) and event.kept
-        line = ("{0.member} was ready already ({0.id})" if is_kept else event._LINE).format(event)
-        _log.log(logging.WARNING if failed else logging.INFO, "fleet %s: %s", self._fleet, line)
+        _log.log(logging.WARNING if failed else logging.INFO, "fleet %s: %s", self._fleet, event.line)
         if self._on_event is None:
             return
         try:

@@ -48,6 +48,7 @@ class Reading(NamedTuple):
     prefix: str = ""  # of every message
     asks_providers: bool = False  # whether phases must have an image where their provider needs one
     sets: Mapping[str, Sequence[str]] | None = None  # the installation's own sets of rules; None if nobody knows
+    is_foreign: bool = False  # whether it is of somebody whom nothing of this host is for
 
     def within(self, about: str) -> Reading:
         return self._replace(prefix=f"{about}: ")
@@ -155,7 +156,7 @@ class Reading(NamedTuple):
 
     def environment(self, node: Node, field: str) -> dict[str, str | None]:
         """As `pairs`; a name without a value is None: the caller's variable of that name."""
-        return dict(self._pairs(node, field, bare=True))
+        return dict(self._pairs(node, field, bare=not self.is_foreign))
 
     def _pairs(self, node: Node, field: str, *, bare: bool = False) -> Iterator[tuple[str, str | None]]:
         seen: set[str] = set()
@@ -195,7 +196,7 @@ class Reading(NamedTuple):
         return self.resolve(self.text(node, field))
 
     def resolve(self, path: str) -> str:
-        return os.path.abspath(self.folder / os.path.expanduser(path))
+        return os.path.abspath(self.folder / (path if self.is_foreign else os.path.expanduser(path)))
 
     def mount(self, node: Node, field: str) -> Mount:
         if isinstance(node, TableNode):
@@ -228,8 +229,7 @@ class Reading(NamedTuple):
     def reach(self, node: Node, field: str) -> str:
         from skerry.model.rules import Reach
 
-        text = self.text(node, field)
-        self.make(node, Reach.parse, text)
+        self.make(node, Reach.parse, text := self.text(node, field))
         return text
 
     def secrets(self, node: Node, field: str) -> dict[str, Secret]:
@@ -254,10 +254,12 @@ class Reading(NamedTuple):
         given = self.values(node, readers, what)
         if len({"text", "from"} & {entry.key.text for entry in node.entries}) != 1:
             raise self.wrong(node, f"{what}: give either text or from")
-        content = given.get("from", given.get("text", "").encode())
+        content: bytes = given.get("from", given.get("text", "").encode())
         return self.make(node, File, path=path, content=content, mode=given.get("mode"))
 
     def _content(self, node: Node, field: str) -> bytes:
+        if self.is_foreign:
+            raise self.wrong(node, "files: the files of the server's host are not for you; give text")
         path = self.path(node, field)
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):
@@ -324,9 +326,8 @@ class Reading(NamedTuple):
         env: dict[str, str | None] = options.pop("env", {})
         inherited = tuple(sorted(key for key, value in env.items() if value is None))
         options["env"] = {key: text for key, value in env.items() if (text := _value(key, value)) is not None}
-        spec = (
-            self._construct(Spec.of, options, {**nodes, "timeout": nodes.get(DEFAULT_TIMEOUT, place)}, place) or Spec()
-        )
+        of_spec = {**nodes, "timeout": nodes.get(DEFAULT_TIMEOUT, place)}
+        spec = self._construct(Spec.of, options, of_spec, place) or Spec()
         whole = own | {"spec": spec, "inherited": inherited}
         phase = self._construct(Phase, whole, nodes, place) or self._construct(Phase, own, nodes, place)
         if self.asks_providers:
@@ -370,7 +371,6 @@ class Reading(NamedTuple):
 
 Reader = Callable[[Reading, Node, str], Any]
 
-
 MOUNT_FIELDS: Mapping[str, Reader] = {"source": Reading.path, "target": Reading.text, "read_only": Reading.flag}
 SECRET_FIELDS: Mapping[str, Reader] = {
     "hosts": Reading.texts,
@@ -394,6 +394,7 @@ _SPEC_READERS: Mapping[str, Reader] = {
     "cpus": Reading.number,
     "pids": Reading.whole,
     "disk": Reading.quantity,
+    "egress": Reading.quantity,
     "env": Reading.environment,
     "mounts": Reading.list_of(Reading.mount),
     "workspace": Reading.workspace,

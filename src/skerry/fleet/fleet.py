@@ -49,13 +49,17 @@ class AsyncFleet:
     that has its file can change it. Nothing ends with this object.
     """
 
+    def __new__(cls, manager: AsyncSandboxManager, *_: object) -> Self:
+        """One of a server has another class, which its manager knows."""
+        return object.__new__(manager.fleet_type or cls)
+
     def __init__(self, manager: AsyncSandboxManager, spec: FleetSpec) -> None:
         self._bind(manager, spec.name, spec.project, spec)
 
     @classmethod
     async def open(cls, manager: AsyncSandboxManager, name: str, project: str | None = None) -> Self:
         """A fleet by its name alone: it can be seen, commanded and ended; to start some of it takes its file."""
-        self = cls.__new__(cls)
+        self = cls.__new__(cls, manager)
         self._bind(manager, name, project, None)
         await self._roster.records()
         return self

@@ -23,14 +23,16 @@ def load(
     provider: str | None = None,
     asks_providers: bool = False,
     sets: Mapping[str, Sequence[str]] | None = None,
+    is_foreign: bool = False,
 ) -> FleetSpec:
     """The fleet of a file, ours or docker-compose's, or of its `text`. Raises InvalidFleet with all that is wrong; with
     `asks_providers` also for phases without an image where their provider makes boxes of images, with `sets`, the
-    installation's own, for sets of rules that there are not."""
+    installation's own, for sets of rules that there are not. In a text that `is_foreign` it is a mistake to name a file
+    or a variable of this host that would be read."""
     path = Path(path)
     problems = Problems(str(path))
     root = tree.parse(tree.read(path, problems) if text is None else text, problems)
-    reading = Reading(problems, path.absolute().parent, asks_providers=asks_providers, sets=sets)
+    reading = Reading(problems, path.absolute().parent, asks_providers=asks_providers, sets=sets, is_foreign=is_foreign)
     fleet = None
     if not isinstance(root, TableNode):
         reading.wrong(root, "a fleet's file must be a table with 'name' and 'phases'")

@@ -124,7 +124,7 @@ class Members:
                         return Ready(await self._make(phase, change.index, turn), is_new=True, predecessor=old)
                     except (Conflict, LimitReached) as error:
                         by_name = None if isinstance(error, PortTaken | LimitReached) else error
-                        holder = None if by_name is None else await self._holder(change.name, by_name)
+                        holder = None if by_name is None else await self._holder(phase, change.index, by_name)
                         if holder is None and old is not None:  # there is no room for both, or one disk or port
                             await aside.give_up(self.manager, old.record.id)
                             old = None
@@ -161,7 +161,7 @@ class Members:
                 return record if record.is_live else None
             await asyncio.sleep(delay_s)
         why = f"process {record.owner.pid} has been making it for {_OTHERS_S:g} s"
-        raise WrongState(f"{record.name} is not ready: {why}; end that, or destroy sandbox {record.id}")
+        raise WrongState(f"{record.member_name} is not ready: {why}; end that, or destroy sandbox {record.id}")
 
     def _judge(self, phase: Phase, index: int, holder: Record) -> Change:
         member = member_of(holder)
@@ -207,8 +207,9 @@ class Members:
             return (await self.manager.store.get(id)).cause is Cause.USER
         return False
 
-    async def _holder(self, name: str, conflict: Conflict) -> Record | None:
-        """The record that took the name meanwhile. Raises `conflict` if that is none of this fleet."""
+    async def _holder(self, phase: Phase, index: int, conflict: Conflict) -> Record | None:
+        """The record that took the member's name meanwhile. Raises `conflict` if that is none of this fleet."""
+        name = phase.sandbox_name(self.fleet.name, index)
         for record in await self.manager.list(Filter(project=self.fleet.project, name=name)):
             if record.spec.labels.get(FLEET_LABEL) != self.fleet.name:
                 raise conflict

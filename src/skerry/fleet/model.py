@@ -25,7 +25,7 @@ from skerry.model.records import FLEET_LABEL as FLEET_LABEL
 from skerry.model.records import INDEX_LABEL as INDEX_LABEL
 from skerry.model.records import PHASE_LABEL as PHASE_LABEL
 from skerry.model.records import SETUP_LABEL as SETUP_LABEL
-from skerry.model.records import member_stem
+from skerry.model.records import member_sandbox, member_stem
 from skerry.model.spec import Port, Spec
 
 VERSION_LABEL = "skerry.version"
@@ -131,6 +131,10 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def member_name(self, index: int) -> str:
         return f"{member_stem(self.name)}{index:03d}"
 
+    def sandbox_name(self, fleet: str, index: int) -> str:
+        """The name of a member's sandbox, which no other in the project has."""
+        return member_sandbox(self.spec.project, fleet, self.name, index)
+
     def indexes(self) -> range:
         return range(1, self.count + 1)
 
@@ -142,7 +146,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Spec of a member, with the label of one whose setup is still to be done."""
         labels = {FLEET_LABEL: fleet, PHASE_LABEL: self.name, INDEX_LABEL: str(index)}
         labels |= {VERSION_LABEL: self.version(), SETUP_LABEL: PENDING}
-        name, env, ports = self.member_name(index), self._env(fleet, index), self._ports(index)
+        name, env, ports = self.sandbox_name(fleet, index), self._env(fleet, index), self._ports(index)
         return msgspec.structs.replace(self.spec, name=name, env=env, ports=ports, labels=self.spec.labels | labels)
 
     def _ports(self, index: int) -> tuple[Port, ...]:
@@ -180,7 +184,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole fleet. Every phase's spec is of the fleet's project, so that member names are the fleet's own."""
+    """A whole fleet. Every phase's spec is of the fleet's project, which other fleets may be of as well."""
 
     name: str
     phases: tuple[Phase, ...]

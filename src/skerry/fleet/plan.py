@@ -81,7 +81,7 @@ def member_of(record: Record) -> Member | None:
         return None
     return Member(
         id=record.id,
-        name=record.name or "",
+        name=record.member_name or "",
         phase=labels[model.PHASE_LABEL],
         index=int(index),
         version=labels.get(model.VERSION_LABEL, ""),

@@ -20,6 +20,7 @@ from skerry.model.records import Filter, Record
 from skerry.model.results import Metrics
 from skerry.model.spec import Network, SandboxId
 from skerry.model.states import State
+from skerry.sandbox.files import AsyncFiles
 from skerry.sandbox.sandbox import AsyncSandbox
 
 _log = logging.getLogger("skerry.fleet")
@@ -146,7 +147,7 @@ class StatusReader(msgspec.Struct):
             error = UNREACHABLE
             self._addresses.pop(record.id, None)  # it may come back with another
         return MemberStatus(
-            name=record.name or "",
+            name=record.member_name or "",
             id=record.id,
             phase=record.spec.labels[PHASE_LABEL],
             index=int(record.spec.labels[INDEX_LABEL]),
@@ -190,7 +191,8 @@ def _agent_status(metrics: Metrics) -> AgentStatus:
 async def _address(sandbox: AsyncSandbox) -> str:
     """Address by the box's own kernel; the provider need not be asked."""
     with suppress(SkerryError):
-        table = await sandbox.files.read("/proc/net/fib_trie", max_bytes=1 << 20)
+        files = AsyncFiles(sandbox.connection.connect)  # what only we look at is no line of the ledger
+        table = await files.read("/proc/net/fib_trie", max_bytes=1 << 20)
         found = [address.decode() for address in _LOCAL_ADDRESS.findall(table)]
         return next((address for address in found if not address.startswith("127.")), "")
     return ""

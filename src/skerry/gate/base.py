@@ -40,6 +40,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, Secret] = {}
     labels: Mapping[str, str] = {}
     """Labels of the sandbox, for hooks."""
+    egress: int | None = None
+    """Bytes that it may send in a second."""
 
 
 class Meter(msgspec.Struct):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +17,9 @@ from skerry.model.spec import SandboxId
 _MOST_TOLD_APART = 256
 _SINGLE_PER_S, _SINGLE_BURST = 10.0, 200
 """Connections refused that each have a line of their own."""
+_MOST_AT_ONCE, _PIECES_PER_S = 1 << 18, 8
+"""Bytes of one connection that are sent before those of another, where there is a bound: no more than it lets through
+in a part of a second, so that a few of one wait for no many of others."""
 _log = logging.getLogger("skerry.gate")
 
 
@@ -27,8 +33,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     names_per_s: float = 100
     """Questions beyond that wait, and all that the box wishes for after them."""
     names_burst: int = 500
-    bytes: int | None = None
-    """Of all its connections together, both ways, while the gate runs."""
     idle_s: float = 600.0
     """Without a byte either way."""
     first_bytes_s: float = 30.0
@@ -39,24 +43,53 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Bucket:
     """Tokens that come at a rate, and are kept up to a burst."""
 
-    def __init__(self, per_s: float, burst: int, now: float) -> None:
+    def __init__(self, per_s: float, burst: int, now: float, *, is_full: bool = True) -> None:
         self._per_s = per_s
         self._burst = burst
-        self._left = float(burst)
+        self._left = float(burst) if is_full else 0.0
         self._at = now
 
-    def take(self, now: float) -> bool:
-        """Take a token, if there is one."""
-        if self.wait_s(now) > 0:
+    def take(self, now: float, count: int = 1) -> bool:
+        """Take so many tokens, if there are."""
+        if self.wait_s(now, count) > 0:
             return False
-        self._left -= 1
+        self._left -= count
         return True
 
-    def wait_s(self, now: float) -> float:
-        """Seconds until there is a token."""
+    def wait_s(self, now: float, count: int = 1) -> float:
+        """Seconds until there are so many tokens."""
         self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
         self._at = now
-        return max(0.0, (1 - self._left) / self._per_s)
+        return max(0.0, (count - self._left) / self._per_s)
+
+
+class Pace:
+    """The rate at which all connections of one sandbox send together. What is more waits, piece by piece in the order
+    in which it came. What was not sent is saved up for a second; at first there is nothing, so that a box which breaks
+    its stream gains nothing by it."""
+
+    def __init__(
+        self,
+        per_s: int,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._bytes = Bucket(per_s, per_s, now(), is_full=False)
+        self._most = max(1, min(_MOST_AT_ONCE, per_s // _PIECES_PER_S))
+        self._now, self._sleep = now, sleep
+        self._turn = asyncio.Lock()
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Data in pieces, for each of which to wait."""
+        for at in range(0, len(data), self._most):
+            yield data[at : at + self._most]
+
+    async def wait(self, piece: bytes) -> None:
+        """Wait until a piece may be sent."""
+        async with self._turn:
+            while not self._bytes.take(self._now(), len(piece)):
+                await self._sleep(self._bytes.wait_s(self._now(), len(piece)))
 
 
 class Tally:

@@ -6,15 +6,16 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from skerry import aio
 from skerry.config import Config, lasting_environment
-from skerry.errors import CreateFailed, GateUnavailable
-from skerry.host import background
+from skerry.errors import CreateFailed, GateUnavailable, ProviderError
+from skerry.gate.journal import Pulse
+from skerry.host import background, locks
 from skerry.model.records import Record
 from skerry.model.spec import SandboxId
 from skerry.net.dial import connect_unix, short_enough
@@ -23,6 +24,10 @@ MAX_LINE = 1 << 20
 _ANSWER_S = 60.0
 """Longer than the gate waits for an agent."""
 _GLANCE_S = 3.0
+_SILENT_S = 10.0
+"""Seconds without a pulse after which a gate is stuck."""
+_END_S = 8.0
+"""Longer than it takes to part from its boxes."""
 _RETRY_S = (0.01, 0.5)
 _MOST_STARTS = 4
 """Gates that may end without a word before nobody starts another."""
@@ -31,7 +36,7 @@ _log = logging.getLogger("skerry.gate")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Line to the gate: one of `look`, `forget` and `status`."""
+    """Line to the gate: one of `look`, `forget`, `status`, `follow` and `retire`."""
 
     look: SandboxId | None = None
     fresh: bool = False
@@ -46,6 +51,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sandbox alone, as the environment of whoever asks has it."""
     forget: SandboxId | None = None
     status: bool = False
+    follow: bool = False
+    """Tell how you are from now on, and stay for as long as somebody listens."""
+    retire: bool = False
+    """End, if no sandbox needs you."""
 
 
 class BoxNetwork(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +82,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     error: str | None = None
     status: GateStatus | None = None
+    pulse: Pulse | None = None
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,6 +180,43 @@ class GateClient:
             return None
         return None if answer is None else answer.status
 
+    async def follow(self, told: Callable[[Pulse], None]) -> None:
+        """Hear how the gate is until it ends, and keep it there until then, also when no sandbox needs it. Raises
+        GateUnavailable where none answers, or one is stuck."""
+        writer: asyncio.StreamWriter | None = None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(_GLANCE_S):
+                    await connect_unix(sock, str(self._socket))
+                reader, writer = await asyncio.open_unix_connection(sock=sock, limit=MAX_LINE)
+                writer.write(msgspec.json.encode(Request(follow=True)) + b"\n")
+                while (pulse := await _next_pulse(reader)) is not None:
+                    told(pulse)
+            except TimeoutError:
+                raise GateUnavailable(f"the gate has said nothing for {_SILENT_S:g} s") from None
+            except (OSError, ValueError) as error:  # a line that is none is a ValueError
+                raise GateUnavailable(f"the gate does not say how it is: {error}") from None
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    async def retire(self) -> None:
+        """Have the gate end if no sandbox needs it, and wait until it has. Quiet where no gate runs or answers."""
+        try:
+            fd = os.open(self._note, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            async with asyncio.timeout(_GLANCE_S):
+                answer = await self._ask(msgspec.json.encode(Request(retire=True)) + b"\n")
+            if answer is not None and answer.error is None:
+                await locks.wait_async(fd, _END_S, "the gate ends later")
+        except (TimeoutError, ProviderError) as error:
+            _log.debug("the gate may live on: %s", error or "it does not answer")
+        finally:
+            os.close(fd)
+
     async def _ask(self, line: bytes) -> Answer | None:
         """The answer to a line; None if there is no gate, or it ended before it gave one."""
         loop, text = asyncio.get_running_loop(), b""
@@ -209,3 +256,15 @@ class GateClient:
                 background.spawn("the gate", "skerry.gate", said, fds, self._config.state_dir, env=env)
         _log.info("the gate is started")
         return True
+
+
+async def _next_pulse(reader: asyncio.StreamReader) -> Pulse | None:
+    """The next word of a gate; None at its end. Raises TimeoutError, OSError or ValueError."""
+    async with asyncio.timeout(_SILENT_S):
+        line = await reader.readline()
+    if not line.endswith(b"\n"):
+        return None
+    answer = msgspec.json.decode(line, type=Answer)
+    if answer.error is not None:
+        raise ValueError(answer.error)
+    return answer.pulse

@@ -122,7 +122,7 @@ class Dialer:
     async def find(self, policy: Policy, host: str, port: int) -> tuple[Address, ...]:
         """The addresses of a host, each of which may be connected to. Raises Refused if one of them may not be, or
         there is none."""
-        addresses = await self._resolve(policy, host)
+        addresses = await self.resolve(policy, host)
         for address in addresses:
             check_address(policy, host, port, address, self.is_own)
         return addresses
@@ -146,7 +146,8 @@ class Dialer:
         reason = "it has no address" if failure is None else os.strerror(failure.errno or errno.EIO)
         raise Unreachable(f"{host} cannot be reached on port {port}: {reason}") from failure
 
-    async def _resolve(self, policy: Policy, host: str) -> tuple[Address, ...]:
+    async def resolve(self, policy: Policy, host: str) -> tuple[Address, ...]:
+        """The addresses of a host, unchecked. Raises Refused, also if it has none."""
         address = address_of(host)
         if address is not None:
             return (address,)

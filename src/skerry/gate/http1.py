@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
+from skerry.aio import end
 from skerry.gate.base import Duplex, Late, Refused, Unreachable
 from skerry.gate.decide import host_of, shown
-from skerry.gate.relay import LINGER_S, Ahead, carry, end, last_word
+from skerry.gate.relay import LINGER_S, Ahead, carry, last_word
 
 MAX_HEAD = 64 * 1024
 MAX_HEADERS = 100

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from skerry.aio import end
 from skerry.errors import SkerryError
 from skerry.gate.base import Duplex, Late, Members, Meter, Opener, Policy, Recorder, Refused, Unreachable
-from skerry.gate.bounds import Limits
+from skerry.gate.bounds import Limits, Pace
 from skerry.gate.decide import check_address, is_member, rule_for
 from skerry.gate.dialer import Dialer
 from skerry.gate.http1 import Reader, Request, exchange
 from skerry.gate.inspect import Kind, check_server_name, look
 from skerry.gate.proxy import Join, serve_requests
-from skerry.gate.relay import Ahead, Turns, both, carry, end, last_word, pump
+from skerry.gate.relay import Ahead, Turns, both, carry, last_word, pump
 from skerry.model.rules import WEB_PORTS, Address
 
 _MEMBER_S = 10.0
@@ -45,13 +46,13 @@ class Shared:
         self.members = members
         self.limits = limits
         self.turns = Turns()
-        self.moved = 0
-        """Bytes of all connections, both ways."""
+        self.pace = None if policy.egress is None else Pace(policy.egress)
+        """What holds all that it sends; None if nothing does."""
 
 
 class Out:
-    """A connection that was dialled: it counts its bytes, takes turns with others of its sandbox, and writes its end
-    down."""
+    """A connection that was dialled: it counts its bytes, takes turns with others of its sandbox, sends at the pace of
+    that, and writes its end down."""
 
     def __init__(self, inner: Duplex, link: Link, address: Address | None) -> None:
         self._inner = inner
@@ -69,6 +70,15 @@ class Out:
         return data
 
     async def write(self, data: bytes) -> None:
+        pace = self._link.shared.pace
+        if pace is None:
+            await self._send(data)
+            return
+        for piece in pace.pieces(data):
+            await pace.wait(piece)
+            await self._send(piece)
+
+    async def _send(self, data: bytes) -> None:
         await self._link.shared.turns.mine()
         await self._inner.write(data)
         self._link.meter.up += len(data)
@@ -95,7 +105,6 @@ class Out:
 
     def _count(self, moved: int) -> None:
         self._link.moved_at = asyncio.get_running_loop().time()
-        self._link.shared.moved += moved
         self._link.shared.turns.count(moved)
 
 

@@ -228,7 +228,7 @@ def _is_meant(reach: Reach, name: str, member: Record) -> bool:
 
 def _name_of(member: Record) -> str:
     """Its name; one that is to be replaced goes by it until its successor is ready."""
-    name = member.name or ""
+    name = member.member_name or ""
     return name.removesuffix(ASIDE) if ASIDE_LABEL in member.spec.labels else name
 
 

@@ -12,7 +12,7 @@ import socket
 import struct
 import sys
 import time
-import traceback
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +32,7 @@ from skerry.gate.box import Box
 from skerry.gate.ca import write_bundle
 from skerry.gate.client import MAX_LINE, Answer, BoxNetwork, GateStatus, Request, Task
 from skerry.gate.dialer import Dialer
+from skerry.gate.journal import Journal, LogLine, Pulse, write_down
 from skerry.gate.members import FleetMembers, reach_of
 from skerry.gate.secrets import Vault, environment, seed_of
 from skerry.gate.session import Session
@@ -58,6 +59,7 @@ _LATE_S = 30.0
 _LINE_S = 10.0
 _MOST_CLIENTS = 512
 _PARTING_S = 5.0
+_PULSE_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _AT_REST = frozenset({State.PAUSED, State.STOPPED, State.LOST})
 _log = logging.getLogger("skerry.gate")
@@ -85,6 +87,7 @@ class Gate:
         self._changing: WeakValueDictionary[SandboxId, asyncio.Lock] = WeakValueDictionary()
         """A box is taken up, changed and ended by one at a time: by a manager's word, or by a look at the registry."""
         self._clients: set[asyncio.Task[None]] = set()
+        self._journal = Journal()
         self._over = asyncio.Event()
         self._started_at = time.time()
         self._needed_at = time.monotonic()
@@ -98,6 +101,7 @@ class Gate:
         for number in _ENDING:
             asyncio.get_running_loop().add_signal_handler(number, self._over.set)
         self._ledger.note("gate", event="start", pid=os.getpid())
+        self._journal.begin()
         server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE)
         try:
             while not self._over.is_set() and locks.is_in_place(lock_fd, note) and await self._is_needed():
@@ -110,6 +114,7 @@ class Gate:
             for number in _ENDING:
                 asyncio.get_running_loop().remove_signal_handler(number)
             await self._end()
+            self._journal.end()
 
     async def _end(self) -> None:
         for client in self._clients:
@@ -210,6 +215,7 @@ class Gate:
             reach=reach_of(record),
             secrets=spec.secrets,
             labels=spec.labels,
+            egress=spec.egress,
         )
 
     # boxes
@@ -283,14 +289,21 @@ class Gate:
             self._clients.add(task)
             while line := await self._read(reader):
                 answer = await self._answer(line)
-                writer.write(msgspec.json.encode(answer) + b"\n")
-                async with asyncio.timeout(_LINE_S):
-                    await writer.drain()
+                await _send(writer, answer)
+                if answer.pulse is not None:
+                    await self._tell(writer)
         except (OSError, ValueError) as error:  # it left, sends nothing, or what is no line
             _log.debug("a manager is not answered: %s", error)
         finally:
             self._clients.discard(task)
             writer.close()
+
+    async def _tell(self, writer: asyncio.StreamWriter) -> None:
+        """Tell how it is, until nobody listens any more; that long it is needed."""
+        with self._journal.read() as lines:
+            while True:
+                await _send(writer, Answer(pulse=self._pulse(lines)))
+                await asyncio.sleep(_PULSE_S)
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         async with asyncio.timeout(_LINE_S):
@@ -302,14 +315,19 @@ class Gate:
         try:
             request = msgspec.json.decode(line, type=Request)
         except (msgspec.DecodeError, InvalidSpec):
-            return Answer(error="this is no request: look, forget or status")
+            return Answer(error="this is no request: look, forget, status, follow or retire")
         try:
             if request.look is not None:
                 await self._look(request.look, request)
             if request.forget is not None:
                 async with self._turn(request.forget):
                     await self._drop(request.forget)
-            return Answer(status=self._status() if request.status else None)
+            if request.retire:
+                self._retire()
+            return Answer(
+                status=self._status() if request.status else None,
+                pulse=self._pulse(deque()) if request.follow else None,
+            )
         except (SkerryError, OSError) as error:
             return Answer(error=str(error) or type(error).__name__)
         except Exception as error:
@@ -359,12 +377,36 @@ class Gate:
             self._vault.provide(id, values)
             self._ledger.note("secret", id, provided=sorted(values))
 
+    def _retire(self) -> None:
+        """End, if there is no sandbox for us. Raises WrongState."""
+        if served := sum(not box.is_gone for box in self._boxes.values()):
+            raise WrongState(f"{served} sandboxes have rules")
+        self._over.set()
+
+    def _pulse(self, lines: deque[LogLine]) -> Pulse:
+        """How we are, with lines of the log, which are taken out."""
+        boxes, taken = self._boxes.values(), [*lines]
+        lines.clear()
+        return Pulse(
+            pid=os.getpid(),
+            sandboxes=len(boxes),
+            up=sum(box.is_up for box in boxes),
+            connections=sum(box.connections for box in boxes),
+            log=taken,
+        )
+
     def _status(self) -> GateStatus:
         boxes: Sequence[BoxNetwork] = [
             BoxNetwork(id=id, up=box.is_up, connections=box.connections, error=box.error)
             for id, box in self._boxes.items()
         ]
         return GateStatus(pid=os.getpid(), started_at=self._started_at, boxes=[*boxes], error=self._error)
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(msgspec.json.encode(answer) + b"\n")
+    async with asyncio.timeout(_LINE_S):
+        await writer.drain()
 
 
 def _is_ours(writer: asyncio.StreamWriter) -> bool:
@@ -389,7 +431,7 @@ def run(text: bytes) -> None:
             error.unlink(missing_ok=True)
             asyncio.run(_serve(task, note))
         except BaseException as failure:
-            _write_down(failure, error)
+            write_down(failure, error)
             raise
         finally:
             if locks.is_in_place(task.lock_fd, note):
@@ -404,14 +446,3 @@ async def _serve(task: Task, note: Path) -> None:
         await Gate(task.config, store).serve(listener, note, task.lock_fd)
     finally:
         await store.aclose()
-
-
-def _write_down(failure: BaseException, path: Path) -> None:
-    """Write down what ended us, for `skerry doctor`: where, and what it says if that is an error of ours or the host's,
-    which names no secret."""
-    frames = traceback.extract_tb(failure.__traceback__)
-    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    says = f": {failure}" if isinstance(failure, SkerryError | OSError | ImportError) else ""
-    with suppress(OSError):
-        path.write_text(f"{type(failure).__name__}{at}{says}\n")
-        path.chmod(0o600)

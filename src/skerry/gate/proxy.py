@@ -8,10 +8,10 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from skerry.aio import end
 from skerry.gate.base import Duplex, Refused, Unreachable
 from skerry.gate.decide import shown
 from skerry.gate.http1 import Malformed, Reader, Request, Slow, answer_error, authority_of, exchange, parse_request
-from skerry.gate.relay import end
 
 _HTTP_PORT = 80
 _CONNECTED = b"HTTP/1.1 200 Connection established\r\n\r\n"

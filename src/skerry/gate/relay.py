@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
+from skerry.aio import end
 from skerry.errors import SkerryError
 from skerry.gate.base import Duplex
 
@@ -122,13 +123,3 @@ async def both(one: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None])
             task.result()
     finally:
         await end(*tasks)
-
-
-async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait for their ends, whatever those are."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()

@@ -83,7 +83,7 @@ def from_environment(secrets: Mapping[str, Secret]) -> dict[str, str]:
     variable is not set."""
     values = {}
     for name, secret in secrets.items():
-        if secret.file is None and not secret.command:
+        if secret.file is None and not secret.command and not secret.given:
             value = variable(secret.env or name)
             if not value:
                 reason = f"the variable {secret.env or name} is not set here; set it, or give file or command"
@@ -150,8 +150,9 @@ class Vault:
         try:
             return self._given[id][name]
         except KeyError:
-            why = f"no program has provided its value since the gate was started: set {secret.env or name} and connect"
-            raise NoValue(f"the secret {name}: {why} to the sandbox again") from None
+            how = "give it again" if secret.given else f"set {secret.env or name} and connect to the sandbox again"
+            why = "no program has provided its value since the gate was started"
+            raise NoValue(f"the secret {name}: {why}: {how}") from None
 
     async def _run_once(self, id: SandboxId, name: str, command: tuple[str, ...]) -> Value:
         """What a command printed, at most a minute ago. Many requests wait for one run."""

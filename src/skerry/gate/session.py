@@ -10,7 +10,7 @@ from typing import Any
 from skerry.agent.network import AgentNetwork, Open, OpenProxy, Resolve
 from skerry.errors import SkerryError
 from skerry.gate.base import Members, Opener, Policy, Recorder, Refused
-from skerry.gate.bounds import Bucket, Limits, Tally
+from skerry.gate.bounds import Bucket, Limits, Pace, Tally
 from skerry.gate.decide import host_of, ports_of, shown
 from skerry.gate.dialer import Dialer
 from skerry.gate.link import Link, Shared
@@ -85,6 +85,8 @@ class Session:
     async def update(self, policy: Policy) -> None:
         """Decide by another policy from now on, and end the connections that it forbids; waits for their ends."""
         before, self._shared.policy = self._shared.policy, policy
+        if policy.egress != before.egress:
+            self._shared.pace = None if policy.egress is None else Pace(policy.egress)
         ended = []
         for link, task in self._links.items():
             why = self._forbidden(link, before)
@@ -149,8 +151,6 @@ class Session:
             reason = "all sandboxes together have as many connections as the gate can have"
         elif not self._new.take(self._loop.time()):
             reason = f"more than {limits.connections_per_s:g} new connections a second"
-        elif limits.bytes is not None and self._shared.moved >= limits.bytes:
-            reason = f"more than {limits.bytes} bytes"
         if reason is not None:
             self._tally.add("refuse", self._loop.time(), reason=reason)
             await self._answer(self._network.refuse(wish.wish))
@@ -202,15 +202,12 @@ class Session:
             await join(link.client)
 
     async def _keep_watch(self) -> None:
-        """End what is idle, or has moved too much, and write down what was counted."""
+        """End what is idle, and write down what was counted."""
         limits = self._limits
         while True:
             await asyncio.sleep(limits.tick_s)
             now = self._loop.time()
-            is_spent = limits.bytes is not None and self._shared.moved >= limits.bytes
             for link in self._links:
-                if is_spent:
-                    link.end(f"more than {limits.bytes} bytes")
-                elif now - link.moved_at >= limits.idle_s:
+                if now - link.moved_at >= limits.idle_s:
                     link.end(f"no byte either way for {limits.idle_s:g} s")
             self._tally.flush(now)

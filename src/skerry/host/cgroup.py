@@ -120,6 +120,25 @@ class Hierarchies(NamedTuple):
                     raise
                 _log.debug("%s: retrying: %s", name, error)
 
+    @contextlib.contextmanager
+    def opened(self, name: str, limits: GroupLimits) -> Iterator[tuple[list[int], int | None]]:
+        """Open the groups for a process that is to begin in them, and so waits for nobody: of v1 files that it writes 0
+        to while it has one thread, of v2 the folder that it is forked into. Raises ProviderError."""
+        folders = {group: version for _, group, version in self._by_controller(name, limits)}
+        with contextlib.ExitStack() as opened:
+
+            def open_one(path: Path, flags: int) -> int:
+                try:
+                    fd = os.open(path, flags | os.O_CLOEXEC)
+                except OSError as error:
+                    raise ProviderError(f"the cgroup {path} cannot be used: {error.strerror}") from error
+                opened.callback(os.close, fd)
+                return fd
+
+            tasks = [open_one(group / "tasks", os.O_WRONLY) for group, version in folders.items() if version == 1]
+            roots = [open_one(group, os.O_RDONLY | os.O_DIRECTORY) for group, v in folders.items() if v == 2]
+            yield tasks, roots[0] if roots else None
+
     def check(self, pid: int, name: str, limits: GroupLimits) -> None:
         """Raise ProviderError unless the kernel says that the process is in its groups, and that they limit it."""
         for controller, group, version in self._by_controller(name, limits):

@@ -56,6 +56,30 @@ def wait_until_dead(processes: Iterable[Process], timeout_s: float, *, kill: boo
             os.close(pidfd)
 
 
+def send(process: Process, number: signal.Signals) -> bool:
+    """Send it a signal; False if it has ended."""
+    pidfd = _open_same(process)
+    if pidfd is None:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(pidfd)
+
+
+def is_halted(process: Process) -> bool:
+    """Whether a signal has stopped it, with each of its threads."""
+    try:
+        threads = os.listdir(f"/proc/{process.pid}/task")
+    except OSError:
+        return False
+    states = (_read_bytes(f"/proc/{process.pid}/task/{each}/stat").rpartition(b")")[2].split() for each in threads)
+    return all(state[:1] == [b"T"] for state in states) and process.is_alive()
+
+
 def find_by_arguments(tail: tuple[str, ...], count: int) -> Iterator[Process]:
     """Find our own or, for root, anyone's processes whose last `count` arguments begin with `tail`, word for word."""
     words = [word.encode() for word in tail]

@@ -23,7 +23,7 @@ from skerry.config import Config, LedgerSettings
 from skerry.errors import LedgerError, LedgerFull
 from skerry.host import locks
 from skerry.ledger.files import CURRENT, TO_APPEND, Newest, name_of, numbered
-from skerry.ledger.line import TORN, Line, Tail, Who, digest, read_number, read_tail, seal
+from skerry.ledger.line import ACTOR, TORN, Actor, Line, Tail, Who, digest, read_number, read_tail, seal
 from skerry.ledger.redact import Redactor
 
 BALLAST = "ballast"
@@ -41,6 +41,11 @@ class _Entry(NamedTuple):
     kind: str
     sandbox: str | None
     facts: dict[str, Any]
+    actor: Actor | None = None
+
+    @classmethod
+    def now(cls, kind: str, sandbox: str | None, facts: dict[str, Any]) -> _Entry:
+        return cls(time.time(), kind, sandbox, facts, ACTOR.get())
 
 
 class _Known(NamedTuple):
@@ -83,7 +88,7 @@ class Ledger:
         if self.folder is None:
             return 0
         try:
-            return self._put(_Entry(time.time(), kind, sandbox, facts))
+            return self._put(_Entry.now(kind, sandbox, facts))
         except OSError as error:
             if self._settings.when_full == "stop":
                 raise self._explain(error) from error
@@ -95,7 +100,7 @@ class Ledger:
         kept and written before the next line, or counted there. Its number; 0 if it is kept."""
         if self.folder is None:
             return 0
-        self._keep(_Entry(time.time(), kind, sandbox, facts))
+        self._keep(_Entry.now(kind, sandbox, facts))
         return self.flush()
 
     def note_soon(self, kind: str, sandbox: str | None = None, **facts: Any) -> None:
@@ -105,7 +110,7 @@ class Ledger:
             return
         if not self._behind:
             asyncio.get_running_loop().call_soon(self.flush)
-        self._keep(_Entry(time.time(), kind, sandbox, facts))
+        self._keep(_Entry.now(kind, sandbox, facts))
 
     def flush(self) -> int:
         """Write the lines that are behind, if there are any; the number of the last, 0 if they are kept."""
@@ -168,7 +173,6 @@ class Ledger:
         known, newest = self._look(size), self._newest
         if known.size >= self._settings.max_bytes and not (known.tail.rest or known.tail.newline):
             known = self._rotate(known)
-        who = self._who
         seq, hash, rest, data = known.tail
         if known.is_headless:
             entries = [_Entry(time.time(), "begin", None, {"file": known.number}), *entries]
@@ -182,7 +186,7 @@ class Ledger:
                     time=entry.time,
                     kind=entry.kind,
                     sandbox=entry.sandbox,
-                    who=who,
+                    who=self._who_for(entry.actor),
                     facts=entry.facts,
                     prev=hash,
                 )
@@ -195,6 +199,11 @@ class Ledger:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         self._known = _Known(newest.opened, known.size + written, known.number, Tail(seq, hash))
         return seq
+
+    def _who_for(self, actor: Actor | None) -> Who:
+        if actor is None:
+            return self._who
+        return Who(self._who.uid, self._who.tool, self._who.pid, actor.name, actor.tenant)
 
     def _look(self, size: int) -> _Known:
         """The newest file as it is. Raises OSError if its end cannot be read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -20,13 +21,26 @@ _NEAR, _FAR = 1 << 12, 4 * MAX_LINE
 """Bytes of a file in which its last line is looked for: most are short."""
 
 
-class Who(msgspec.Struct, frozen=True):
-    """Program that wrote a line."""
+class Who(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Program that wrote a line, and for whom it did what the line tells."""
 
     uid: int
     tool: str
     """cli, mcp, gate, forwarder; `api` is a program that uses skerry as a library."""
     pid: int
+    actor: str = ""
+    """Whoever asked a server for it: `token:ID` or `uid:NUMBER`."""
+    tenant: str = ""
+
+
+class Actor(NamedTuple):
+    """Whoever a server works for at this moment."""
+
+    name: str
+    tenant: str = ""
+
+
+ACTOR: ContextVar[Actor | None] = ContextVar("skerry-actor", default=None)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

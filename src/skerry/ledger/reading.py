@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import os
+import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -15,17 +17,24 @@ import msgspec
 
 from skerry.aio import backoff
 from skerry.config import Config
-from skerry.errors import LedgerError
-from skerry.ledger.files import CURRENT, parts, raw_lines
+from skerry.errors import CallTimeout, LedgerError
+from skerry.ledger.files import CURRENT, Part, parts, raw_lines
 from skerry.ledger.ledger import folder_of
-from skerry.ledger.line import NO_HASH, Line, read_tail, unseal
+from skerry.ledger.line import HEADERS, MAX_LINE, NO_HASH, TORN, Line, read_tail, unseal
 from skerry.ledger.verify import Verified, verify
+from skerry.model.spec import Spec
 
 _POLL_S = (0.01, 0.25)
 _MOST = 10_000
 """Lines that are read at once."""
+_CHECK_EVERY = 1024
 _NAMED = frozenset({"create", "adopt", "acquire", "rename"})
 """Kinds that tell the name of a sandbox."""
+_BEGINS = frozenset({"create", "adopt"})
+"""Kinds that tell the whole spec of a sandbox."""
+_OF_THE_HOST = frozenset({*HEADERS, TORN, "gap"})
+"""Kinds that tell of the ledger itself, whoever happened to write them."""
+_PROJECT = Spec().project
 _HOSTS = frozenset({"connect", "close", "refuse", "resolve", "secret"})
 """Kinds that tell the name of a host."""
 
@@ -42,6 +51,12 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
     tool: str | None = None
     name: str | None = None
     """Name of a host that was asked for; `*` stands for anything."""
+    actor: str | None = None
+    """Whoever asked a server for it, as `token:ID`."""
+    project: str | None = None
+    """A project: what its tenant did, and what was done to its sandboxes."""
+    sandboxes: frozenset[str] = frozenset()
+    """Ids of sandboxes of the project whose creates are perhaps no longer in the ledger."""
 
 
 ALL_LINES = LineFilter()
@@ -53,9 +68,12 @@ class _Chooser:
     def __init__(self, filter: LineFilter) -> None:
         self._filter = filter
         self._ids: set[str] = set()
+        self._mine = set(filter.sandboxes)
 
     def fits(self, line: Line) -> bool:
         wanted = self._filter
+        if wanted.project is not None and not self._is_of_project(line, wanted.project):
+            return False
         if wanted.sandbox is not None and not self._is_of(line, wanted.sandbox):
             return False
         return (
@@ -63,8 +81,14 @@ class _Chooser:
             and (wanted.since is None or line.time >= wanted.since)
             and (wanted.until is None or line.time <= wanted.until)
             and wanted.tool in (None, line.who.tool)
+            and wanted.actor in (None, line.who.actor)
             and (wanted.name is None or _names(line, wanted.name))
         )
+
+    def _is_of_project(self, line: Line, project: str) -> bool:
+        if line.sandbox is not None and line.kind in _BEGINS and line.facts.get("project", _PROJECT) == project:
+            self._mine.add(line.sandbox)
+        return line.sandbox in self._mine or (line.who.tenant == project and line.kind not in _OF_THE_HOST)
 
     def _is_of(self, line: Line, reference: str) -> bool:
         if line.sandbox is None:
@@ -89,6 +113,54 @@ def read(folder: Path, filter: LineFilter = ALL_LINES) -> Iterator[Line]:
             for _, raw in raw_lines(part):
                 if (line := _line(raw)) is not None and chooser.fits(line):
                     yield line
+
+
+def read_page(
+    folder: Path, filter: LineFilter, *, after: int | None, limit: int, newest: bool, is_late: Callable[[], bool]
+) -> list[Line]:
+    """At most so many of the lines that fit, the oldest or the `newest` first, after the line of that number in that
+    order. Files that cannot hold any are not read. Raises LedgerError, and CallTimeout once `is_late`."""
+    found: list[Line] = []
+    with ExitStack() as stack:
+        files = parts(folder, stack)
+        firsts = [_first(part) for part in files]
+        ends = [*firsts[1:], None]
+        chosen = [
+            part
+            for part, first, end in zip(files, firsts, ends, strict=True)
+            if after is None or (_precedes(first, after) if newest else end is None or end > after + 1)
+        ]
+        chooser = _Chooser(filter)
+        for part in reversed(chosen) if newest else chosen:
+            lines = _timely(part, is_late)
+            meant = (
+                line
+                for line in lines
+                if chooser.fits(line) and (after is None or (line.seq < after if newest else line.seq > after))
+            )
+            left = limit - len(found)
+            found += reversed(deque(meant, left)) if newest else islice(meant, left)
+            if len(found) >= limit:
+                break
+    return found
+
+
+def _precedes(first: int | None, after: int) -> bool:
+    return first is None or first < after
+
+
+def _first(part: Part) -> int | None:
+    """Number of the first line of a file; None if that cannot be read."""
+    line = _line(os.pread(part.file.fileno(), MAX_LINE, 0).partition(b"\n")[0])
+    return None if line is None else line.seq
+
+
+def _timely(part: Part, is_late: Callable[[], bool]) -> Iterator[Line]:
+    for place, raw in raw_lines(part):
+        if place % _CHECK_EVERY == 0 and is_late():
+            raise CallTimeout("the ledger is large, and no page of it was found in time: ask for fewer lines of it")
+        if (line := _line(raw)) is not None:
+            yield line
 
 
 def _line(raw: bytes) -> Line | None:
@@ -153,6 +225,31 @@ class AsyncLedger:
         while piece := await asyncio.to_thread(lambda: list(islice(lines, _MOST))):
             for line in piece:
                 yield line
+
+    async def page(
+        self,
+        filter: LineFilter = ALL_LINES,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        timeout_s: float = 30.0,
+    ) -> list[Line]:
+        """At most so many of the lines that fit, the oldest or the `newest` first, after the one of that number in that
+        order. Raises LedgerError, and CallTimeout."""
+        end = time.monotonic() + timeout_s
+        stopped = threading.Event()
+
+        def is_late() -> bool:
+            return stopped.is_set() or time.monotonic() >= end
+
+        def work() -> list[Line]:
+            return read_page(self.folder, filter, after=after, limit=limit, newest=newest, is_late=is_late)
+
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            stopped.set()  # nobody waits for it any more
 
     async def follow(self, filter: LineFilter = ALL_LINES, *, after: int | None = None) -> AsyncIterator[Line]:
         """The lines that fit as they are written, over rotations, until it is left: those after a number, or from now

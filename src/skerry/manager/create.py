@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from skerry import aio
+from skerry import aio, trace
 from skerry.agent.client import AgentClient
 from skerry.config import Config
-from skerry.errors import Conflict, LedgerError, SkerryError, StoreError, WrongState
+from skerry.errors import Conflict, HostFull, LedgerError, SkerryError, StoreError, WrongState
 from skerry.ledger import facts
-from skerry.manager import destroy, identity, workspace
+from skerry.manager import admission, destroy, identity, workspace
 from skerry.manager.addresses import Addresses, Reserved
 from skerry.manager.decide import INSTANCE_LABEL
 from skerry.manager.network import Networks
@@ -43,7 +43,7 @@ class Creator:
 
     def __init__(self, store: Store, config: Config, addresses: Addresses, networks: Networks) -> None:
         self._store = store
-        self._config = config
+        self.config = config
         self._addresses = addresses
         self.networks = networks
 
@@ -60,29 +60,25 @@ class Creator:
     ) -> tuple[Record, bool]:
         """A sandbox that is ready, and True; or the one that was asked for by this key before, and False. `on_known`
         hears of it when the registry has it. `take_files` makes the snapshot that it begins with, work and all."""
-        self._addresses.check(spec)
-        self.networks.check(spec)
-        admitted = await admit(provider, workspace.for_box(spec))
-        with identity.being_made(id):
-            record, is_new = await self._reserve(id, spec, ephemeral, key)
-            if on_known is not None:
-                on_known()
-            if is_new:
-                record = await self._make(record, spec, provider, admitted, take_files)
-        if not is_new and record.state is State.CREATING and not record.remaker and identity.is_abandoned(record):
-            await self._give_up(record, WrongState("it was begun while the registry was out of reach"))
-        return record, is_new
+        with trace.span("skerry.create", provider=provider.name, sandbox=id):
+            self._addresses.check(spec)
+            self.networks.check(spec)
+            admitted = await admit(provider, workspace.for_box(spec))
+            with identity.being_made(id):
+                record, is_new = await self._reserve(id, spec, ephemeral, key)
+                if on_known is not None:
+                    on_known()
+                if is_new:
+                    record = await self._make(record, spec, provider, admitted, take_files)
+            if not is_new and record.state is State.CREATING and not record.remaker and identity.is_abandoned(record):
+                await self._give_up(record, WrongState("it was begun while the registry was out of reach"))
+            return record, is_new
 
     async def _make(
         self, record: Record, spec: Spec, provider: Provider, admitted: Enforced, take_files: TakeFiles | None
     ) -> Record:
         """Make the box of a sandbox that has a record, and serve its addresses; or nothing."""
-        try:
-            self._store.ledger.append("create", record.id, **facts.of_spec(spec, self._store.ledger.redactor))
-        except LedgerError as error:
-            await aio.run_to_end(self._give_up(record, error))
-            raise
-        async with self._ports(record, spec) as reserved:
+        async with self._room(record, spec, provider), self._ports(record, spec) as reserved:
             boxed = self.spec_of_box(record, spec, provider)
             enforced, filled = await self._boot(record, boxed, provider, take_files)
             found: dict[str, Any] = {} if filled is None else {"workspace": filled}
@@ -94,6 +90,18 @@ class Creator:
                 await aio.run_to_end(self._take_back(record, provider))
                 raise
         return record
+
+    @asynccontextmanager
+    async def _room(self, record: Record, spec: Spec, provider: Provider) -> AsyncIterator[None]:
+        """See that the host has room for it, and tell the ledger of it, before there is a box."""
+        with ExitStack() as kept:
+            try:
+                kept.enter_context(admission.room_for(spec, provider, self.config.min_free_memory))
+                self._store.ledger.append("create", record.id, **facts.of_spec(spec, self._store.ledger.redactor))
+            except (LedgerError, HostFull) as error:
+                await aio.run_to_end(self._give_up(record, error))
+                raise
+            yield
 
     @asynccontextmanager
     async def _ports(self, record: Record, spec: Spec) -> AsyncIterator[Reserved]:
@@ -110,7 +118,7 @@ class Creator:
 
     async def reserve(self, id: SandboxId, spec: Spec, **options: Any) -> tuple[Record, bool]:
         """Take a place in the registry for this process; `options` as for `Store.reserve`."""
-        owner, most = identity.this_process(), self._config.max_sandboxes
+        owner, most = identity.this_process(), self.config.max_sandboxes
         return await self._store.reserve(
             id, spec, owner=owner, boot_id=self._store.now().boot, max_sandboxes=most, **options
         )
@@ -152,7 +160,8 @@ class Creator:
     ) -> tuple[Enforced, Workspace | None]:
         """Make the box with its work in it; what was read back of its limits, and which commit the work is at."""
         try:
-            async with workspace.opened(spec if take_files is None else workspace.for_box(spec)) as work:
+            asked = spec if take_files is None else workspace.for_box(spec)
+            async with workspace.opened(asked, provider.holds(asked)) as work:
                 await self.wait_for_slot(record)
                 if take_files is not None:
                     await take_files()
@@ -165,7 +174,7 @@ class Creator:
     async def wait_for_slot(self, record: Record) -> None:
         """Wait until fewer than `max_boots` sandboxes boot, over all programs."""
         for wait_s in aio.backoff(*_SLOT_WAIT_S):
-            if await self._store.boot_slot(record.id, max_boots=self._config.max_boots, owner_alive=identity.may_live):
+            if await self._store.boot_slot(record.id, max_boots=self.config.max_boots, owner_alive=identity.may_live):
                 return
             await asyncio.sleep(wait_s)
 
@@ -274,7 +283,7 @@ async def create_or_nothing(provider: Provider, id: SandboxId, spec: Spec, *, ke
 
 
 async def _create(provider: Provider, id: SandboxId, spec: Spec) -> Enforced | None:
-    with host_errors():
+    with host_errors(), trace.span("skerry.provider.create", provider=provider.name, sandbox=id):
         return await provider.create(id, spec)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from skerry import trace
 from skerry.errors import Conflict, InvalidSpec, NotFound, SkerryError
 from skerry.manager.providers import require_capability
 from skerry.model.records import Cause, Record, temporary_snapshot
@@ -53,7 +54,8 @@ async def finish(store: Store, provider: Provider, record: Record) -> None:
         nonlocal removed
         if removed is None or (record.volumes and not removed):
             removed = record.volumes
-            await provider.destroy(record.id, volumes=removed)
+            with trace.span("skerry.provider.destroy", provider=provider.name, sandbox=record.id):
+                await provider.destroy(record.id, volumes=removed)
             if removed and record.is_live:
                 await _remove_data(provider, record, store.instance)
             if record.spec.snapshot == temporary_snapshot(record.id):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from skerry.manager.network import Networks
 from skerry.manager.providers import Providers
 from skerry.manager.repair import Repair
 from skerry.manager.watch import Watcher
-from skerry.model.records import Cause, Record
+from skerry.model.records import Cause, Record, kept_snapshot
 from skerry.model.spec import SandboxId, Spec
 from skerry.model.states import State
 from skerry.providers.base import Enforcement, Provider
@@ -31,6 +32,8 @@ from skerry.store import Store
 
 _OTHERS_S = 900.0
 """How long a sandbox is waited for that another program makes: pulling its image may take a while."""
+_RECENT_S = 0.1
+"""How long what the registry said of a sandbox is believed where many calls for it come one after the other."""
 _log = logging.getLogger("skerry.manager")
 
 
@@ -71,14 +74,24 @@ class Handles:
         return self._store.ledger
 
     def of(self, record: Record) -> AsyncSandbox:
-        """The handle of a sandbox, in the state that the record tells."""
+        """The handle of a sandbox, in the state that the record tells. That of one that has ended is not kept."""
         handle = self._handles.get(record.id)
         if handle is None:
-            handle = self._handles[record.id] = AsyncSandbox.of_record(record, self)
+            handle = AsyncSandbox.of_record(record, self)
+            if record.is_live:
+                self._handles[record.id] = handle
         else:
             handle.follow(record)
         self._on_seen(record)
         return handle
+
+    def recent(self, id: str) -> AsyncSandbox | None:
+        """The handle of a sandbox by its whole id, if the registry said a moment ago that it is ready; else None. What
+        others have done to it since, a call would have met as well that came a moment before."""
+        handle = self._handles.get(SandboxId(id))
+        if handle is None or handle.state is not State.READY:
+            return None
+        return handle if time.monotonic() - handle.connection.known_at < _RECENT_S else None
 
     async def release(self, id: SandboxId) -> None:
         """Close the streams of a handle and forget it. Quiet if there is none."""
@@ -86,8 +99,19 @@ class Handles:
         if handle is not None:
             await handle.close()
 
+    async def keep_only(self, live: Container[SandboxId], known: Iterable[SandboxId]) -> None:
+        """Release the handles of what was `known` and is not `live`: others ended it, or it ended by itself."""
+        for id in known:
+            if id not in live:
+                await self.release(id)
+
+    @property
+    def known(self) -> Sequence[SandboxId]:
+        """The sandboxes that there are handles of."""
+        return [*self._handles]
+
     async def aclose(self) -> None:
-        for id in list(self._handles):
+        for id in self.known:
             await self.release(id)
 
     async def live_record(self, reference: str) -> Record:
@@ -116,6 +140,8 @@ class Handles:
         """Create a sandbox, or wait for the one that was asked for by this key before. Raises WrongState if that is
         lost, or its maker comes to no end."""
         provider = self._providers.get(spec.provider)
+        if spec.snapshot is not None:
+            spec = msgspec.structs.replace(spec, snapshot=kept_snapshot(self._store.project, spec.snapshot))
         try:
             made = self._creator.create(id, spec, provider, ephemeral=ephemeral, key=key, on_known=on_known)
             record, is_new = await made

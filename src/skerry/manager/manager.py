@@ -5,35 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
 from skerry.aio import require_asyncio
 from skerry.config import Config, load
 from skerry.errors import InvalidSpec, NotFound, SkerryError, WrongState
-from skerry.ledger.ledger import Ledger
 from skerry.ledger.reading import AsyncLedger
-from skerry.manager.addresses import Addresses
-from skerry.manager.create import Creator
 from skerry.manager.decide import Verdict
 from skerry.manager.handles import Handles
 from skerry.manager.images import BuildOptions, Images, build_of, silent
-from skerry.manager.network import Networks
+from skerry.manager.parts import Parts
 from skerry.manager.providers import Providers, require_capability
-from skerry.manager.rebuild import Rebuilder
 from skerry.manager.repair import GLANCE_S, LOOK_S, Repair, Timekeeper, due_in
-from skerry.manager.verbs import Power, Storage
-from skerry.manager.watch import Explanation, Watcher, explain
+from skerry.manager.watch import Explanation, explain
 from skerry.model.records import Cause, Event, Filter, Record
-from skerry.model.results import ExecResult, FileInfo
+from skerry.model.results import ExecResult, FileInfo, Outcome
 from skerry.model.spec import SandboxId, Spec, SpecOptions, new_id
 from skerry.model.states import State
+from skerry.model.tenants import NO_QUOTA, Quota
 from skerry.providers.base import Capability, HasLogs, Image, OnProgress, Provider, Snapshot, Volume
-from skerry.sandbox.files import AnyPath
+from skerry.sandbox.entries import AnyPath
 from skerry.sandbox.processes import ExecOptions
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store import Store
@@ -44,40 +41,15 @@ if TYPE_CHECKING:
 ALL = Filter()
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """Result for one sandbox among many."""
-
-    id: SandboxId
-    error: SkerryError | None = None
-
-
-class _Parts:
-    """The parts of a manager that need the registry."""
-
-    def __init__(
-        self, store: Store, config: Config, providers: Providers, on_seen: Callable[[Record], None], *, shared: bool
-    ) -> None:
-        """`shared`: other programs have the same registry and providers."""
-        if store.instance:  # a registry in memory belongs to no installation
-            store.ledger = Ledger.of(config)
-        addresses = Addresses(config, is_shared=shared)
-        networks = Networks(store, config, is_shared=shared)
-        creator = Creator(store, config, addresses, networks)
-        rebuilder = Rebuilder(store, creator)
-        self.store = store
-        self.repair = Repair(store, providers, rebuilder, addresses, networks)
-        self.watch = Watcher(store, providers, self.repair)
-        self.handles = Handles(store, providers, creator, self.watch, self.repair, on_seen, addresses, networks)
-        self.power = Power(store, self.handles)
-        self.storage = Storage(store, providers, self.handles, creator, rebuilder)
-
-
 class AsyncSandboxManager:
     """Many sandboxes under one registry, which other programs and shells share.
 
     `async with AsyncSandboxManager() as manager:` opens the registry that the configuration names and goes on with
     what a crash has left unfinished.
     """
+
+    fleet_type: type[Any] | None = None
+    """Class of its fleets, where that is another than `AsyncFleet`."""
 
     def __init__(
         self,
@@ -92,16 +64,27 @@ class AsyncSandboxManager:
         self._providers = Providers(self.config, providers or {})
         self._images = Images(self.config, self._providers)
         self._has_own_store = store is None
-        self._parts = None if store is None else _Parts(store, self.config, self._providers, self._seen, shared=False)
+        self._parts = None if store is None else Parts(store, self.config, self._providers, self._seen, shared=False)
         self._reconcile_on_start = reconcile
+        self._is_whole = True
         self._timekeeper: Timekeeper | None = None
+
+    def of_project(self, project: str, quota: Quota = NO_QUOTA) -> Self:
+        """The same manager for one project: to it there are no others, and its sandboxes keep to the quota. It is open
+        already, and closed before this one."""
+        scoped = copy(self)
+        scoped._is_whole = False
+        scoped.config = msgspec.structs.replace(self.config, project=project)
+        store, shared = self.store.of_project(project, quota), not self._providers.given
+        scoped._parts = Parts(store, scoped.config, self._providers, self._seen, shared=shared)
+        return scoped
 
     async def __aenter__(self) -> Self:
         require_asyncio()
         if self._parts is None:
             store = await Store.open(self.config.database)
             shared = not self._providers.given
-            self._parts = _Parts(store, self.config, self._providers, self._seen, shared=shared)
+            self._parts = Parts(store, self.config, self._providers, self._seen, shared=shared)
         first_s = await self._open.repair.unfinished() if self._reconcile_on_start else LOOK_S
         if self._timekeeper is None:
             orphans = self._open.repair.orphans if self._reconcile_on_start else None
@@ -114,6 +97,9 @@ class AsyncSandboxManager:
 
     async def aclose(self) -> None:
         """Let go of streams, providers and the store. Sandboxes live on."""
+        if not self._is_whole:
+            await self.handles.aclose()
+            return
         if self._timekeeper is not None:
             await self._timekeeper.aclose()
             self._timekeeper = None
@@ -126,7 +112,7 @@ class AsyncSandboxManager:
             self._parts = None
 
     @property
-    def _open(self) -> _Parts:
+    def _open(self) -> Parts:
         if self._parts is None:
             raise WrongState("the manager is not open: enter it with `async with`")
         return self._parts
@@ -146,12 +132,29 @@ class AsyncSandboxManager:
     def repair(self) -> Repair:
         return self._open.repair
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a server does its work; then there is neither registry nor host here."""
+        return False
+
     def provider(self, name: str) -> Provider:
         return self._providers.get(name)
+
+    def owns(self, volume: Volume) -> bool:
+        """Whether a volume is of this registry: another one's on the same engine are not ours to remove."""
+        return volume.instance in ("", self.store.instance)
+
+    def loaded_provider(self, name: str) -> Provider | None:
+        """A provider that was used already; None if it was not."""
+        return self._providers.loaded(name)
 
     async def providers_with(self, capability: str) -> list[str]:
         """Names of those that have a capability, of all that were ever used and the default one."""
         return [each.name for each in await self._providers.having(Capability(capability), self.store, None)]
+
+    def set_limits(self, config: Config) -> None:
+        """Have other limits from now on: of sandboxes, of boots at once, and of the memory that stays free."""
+        self._open.creator.config = config
 
     def complete(self, spec: Spec | None, options: SpecOptions) -> Spec:
         """A spec, or one from keywords, with the configuration's values where nothing is said."""

@@ -12,7 +12,7 @@ import msgspec
 
 from skerry import clock
 from skerry.config import Config
-from skerry.errors import ConfigError, GateUnavailable, InvalidSpec, NotFound, Unsupported, WrongState
+from skerry.errors import ConfigError, Conflict, GateUnavailable, InvalidSpec, NotFound, Unsupported, WrongState
 from skerry.model.records import FLEET_LABEL, Record
 from skerry.model.spec import Network, SandboxId, Spec
 from skerry.model.states import State
@@ -37,7 +37,7 @@ class Networks:
         """`is_shared`: another process finds and reaches the sandboxes of this manager, by the configuration alone."""
         self._store = store
         self._config = config
-        self._is_shared = is_shared
+        self.is_shared = is_shared
         self._gate: GateClient | None = None
 
     @property
@@ -93,8 +93,8 @@ class Networks:
             await self.gate.look(record.id, record.spec.provider, secrets=_values(record.spec))
 
     async def provide(self, record: Record, values: Mapping[str, str]) -> None:
-        """Give secrets of a sandbox other values. Raises InvalidSpec for those that are not given so, and
-        GateUnavailable."""
+        """Give secrets of a sandbox other values. Raises InvalidSpec for those that are not given so, WrongState for a
+        box without a gate, and GateUnavailable."""
         from skerry.gate.secrets import check_text
 
         for name, value in values.items():
@@ -103,6 +103,8 @@ class Networks:
                 why = "the sandbox has none of that name" if secret is None else "its value is a file's or command's"
                 raise InvalidSpec(f"secrets: {name}: {why}", field="secrets")
             check_text(name, value)
+        if record.spec.network is not Network.RULES:
+            raise WrongState(f"sandbox {record.id} has no gate that secrets are for; make one with network='rules'")
         await self.gate.look(record.id, record.spec.provider, secrets=values)
 
     async def ensure(self, records: Sequence[Record]) -> None:
@@ -115,7 +117,7 @@ class Networks:
             if each.spec.network is Network.RULES and each.is_live and not each.doomed
             if each.state is not State.CREATING and each.owner.host.partition("/")[0] == here
         ]
-        if not served or not self._is_shared:
+        if not served or not self.is_shared:
             return
         try:
             is_new = await self.gate.ensure()
@@ -130,14 +132,17 @@ class Networks:
 
     async def forget(self, record: Record) -> None:
         """Have the gate forget a sandbox that ends; it ends all connections of it."""
-        if record.spec.network is Network.RULES and self._is_shared:
+        if record.spec.network is Network.RULES and self.is_shared:
             await self.gate.forget(record.id)
 
-    async def change(self, id: SandboxId, decide: Decide) -> Record:
+    async def change(self, id: SandboxId, decide: Decide, version: int | None = None) -> Record:
         """Change rules: in the registry, then in the gate. Raises WrongState for a box without a gate, NotFound,
-        InvalidSpec, and GateUnavailable: then the change is written down, and holds as soon as there is a gate."""
+        InvalidSpec, Conflict if it has another `version` by now, and GateUnavailable: then the change is written down,
+        and holds as soon as there is a gate."""
 
         async def change(record: Record) -> Changes | None:
+            if version not in (None, record.version):
+                raise Conflict(f"sandbox {record.id} was changed by somebody else: look again")
             if not record.is_live or record.doomed:
                 raise NotFound(f"sandbox {record.id} has ended: {record.cause or 'destroyed'}")
             if record.spec.network is not Network.RULES:
@@ -156,7 +161,7 @@ class Networks:
         return record
 
     def _refuse_alone(self, spec: Spec) -> None:
-        if not self._is_shared:
+        if not self.is_shared:
             reason = "its registry or provider is an object of this program, which the gate does not have"
             raise Unsupported("network", spec.provider, reason)
 

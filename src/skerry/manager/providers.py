@@ -12,7 +12,7 @@ from skerry import providers
 from skerry.config import Config
 from skerry.errors import ConfigError, CreateFailed, InvalidSpec, NotFound, ProviderUnavailable, Unsupported
 from skerry.model.records import Filter
-from skerry.model.spec import IMAGE_COMMAND, Spec
+from skerry.model.spec import IMAGE_COMMAND, Network, Spec
 from skerry.providers.base import OPTIONAL_FIELDS, Capability, Enforcement, Provider
 from skerry.store import Store
 
@@ -32,6 +32,10 @@ class Providers:
         if name not in self._loaded:
             self._loaded[name] = self._config.load_provider(name)
         return self._loaded[name]
+
+    def loaded(self, name: str) -> Provider | None:
+        """One that was used already; None if it was not."""
+        return self._loaded.get(name)
 
     async def load(self, name: str) -> Provider:
         """The same, while others go on: what it imports is imported in a thread."""
@@ -103,6 +107,9 @@ async def admit(provider: Provider, spec: Spec) -> Mapping[str, Enforcement]:
     with host_errors():
         enforced = await provider.enforcement(spec)
     refuse_unenforced(provider, spec, enforced)
+    if spec.egress is not None:  # whatever the provider: what leaves the box goes through the gate, or does not leave
+        by = "it has no network" if spec.network is Network.NONE else "the gate, where what is more waits"
+        enforced = {**enforced, "egress": Enforcement(by=by)}
     return enforced
 
 

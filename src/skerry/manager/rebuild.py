@@ -89,7 +89,8 @@ class Rebuilder:
 
     async def _boot(self, record: Record, spec: Spec, provider: Provider) -> Mapping[str, Enforcement]:
         try:
-            async with workspace.opened(self._creator.spec_of_box(record, spec, provider)) as work:
+            asked = self._creator.spec_of_box(record, spec, provider)
+            async with workspace.opened(asked, provider.holds(asked)) as work:
                 await self._creator.wait_for_slot(record)
                 await self._store.note_env(record.id, work.spec.env)
                 up = partial(self._creator.networks.bring_up, record.id, spec)

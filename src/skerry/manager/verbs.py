@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack
 
 import msgspec
 
-from skerry import aio
+from skerry import aio, trace
 from skerry.errors import Conflict, InvalidSpec, NotFound, SkerryError, WrongState
 from skerry.manager import destroy, identity
 from skerry.manager.create import Creator
@@ -16,7 +17,14 @@ from skerry.manager.handles import Handles
 from skerry.manager.providers import Providers, require_capability
 from skerry.manager.rebuild import Rebuilder
 from skerry.model import states
-from skerry.model.records import TEMPORARY, Cause, Record, temporary_snapshot
+from skerry.model.records import (
+    TEMPORARY,
+    Cause,
+    Record,
+    kept_snapshot,
+    shown_snapshot,
+    temporary_snapshot,
+)
 from skerry.model.spec import Port, Spec, SpecOptions, new_id
 from skerry.model.states import State
 from skerry.providers.base import CanSnapshot, CanStop, Capability, HasVolumes, Provider, Snapshot, Volume
@@ -41,16 +49,18 @@ class Power:
         self._handles = handles
 
     async def pause(self, reference: str) -> None:
-        await self._switch(reference, State.PAUSED, Capability.PAUSE, lambda box, record: box.pause(record.id))
+        await self._switch("pause", reference, State.PAUSED, Capability.PAUSE, lambda box, record: box.pause(record.id))
 
     async def resume(self, reference: str) -> None:
-        await self._switch(reference, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id))
+        await self._switch(
+            "resume", reference, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
+        )
         await self._handles.networks.look(await self._store.find(reference))
 
     async def stop(self, reference: str, timeout_s: float | None) -> None:
         grace_s = _STOP_S if timeout_s is None else timeout_s
         await self._switch(
-            reference, State.STOPPED, Capability.STOP, lambda box, record: box.stop(record.id), grace_s=grace_s
+            "stop", reference, State.STOPPED, Capability.STOP, lambda box, record: box.stop(record.id), grace_s=grace_s
         )
 
     async def start(self, reference: str, env: Mapping[str, str] | None) -> None:
@@ -77,11 +87,12 @@ class Power:
         if record.is_live and record.is_over(self._store.now()):
             await self._handles.destroy(record.id, cause=Cause.LIFETIME)
             raise WrongState(f"sandbox {record.id} cannot be started: its lifetime is over, and it was destroyed")
-        await self._switch(record.id, State.READY, Capability.STOP, start)
+        await self._switch("start", record.id, State.READY, Capability.STOP, start)
         await self._handles.addresses.ensure([record])
 
     async def _switch(
         self,
+        verb: str,
         reference: str,
         to: State,
         needed: Capability,
@@ -101,7 +112,8 @@ class Power:
         handle = self._handles.of(record)
         await handle.connection.terminate(destroy.grace_of(record, Cause.USER, grace_s))
         await handle.close()
-        await act(box, record)
+        with trace.span(f"skerry.provider.{verb}", provider=record.spec.provider, sandbox=record.id):
+            await act(box, record)
         self._handles.of(await self._write_down(record, to))
 
     async def _write_down(self, record: Record, to: State) -> Record:
@@ -131,36 +143,50 @@ class Storage:
         if name.startswith(TEMPORARY):
             raise InvalidSpec(f"snapshot: names that begin with {TEMPORARY!r} are for forks", field="snapshot")
         Spec(snapshot=name)  # refuses what is no name
+        kept = kept_snapshot(self._store.project, name)
         record = await self._source(reference)
-        taken = await _with_snapshots(self._handles.provider(record.spec.provider)).snapshot(record.id, name)
+        span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
+        with _named(kept, name), span:
+            taken = await _with_snapshots(self._handles.provider(record.spec.provider)).snapshot(record.id, kept)
         self._store.ledger.note("snapshot", record.id, name=name)
-        return taken
+        return msgspec.structs.replace(taken, name=name)
 
     async def snapshots(self, provider: str | None) -> list[Snapshot]:
         found = [
             each
             for host in await self._providers.having(Capability.SNAPSHOT, self._store, provider)
-            for each in await _with_snapshots(host).snapshots()
+            for each in await self._snapshots_of(host)
             if not each.name.startswith(TEMPORARY)
         ]
         return sorted(found, key=lambda snapshot: snapshot.created_at)
 
+    async def _snapshots_of(self, provider: Provider) -> list[Snapshot]:
+        """Those of a provider, by the names that our project has for them; another project's are not there."""
+        names = [
+            (each, shown_snapshot(self._store.project, each.name))
+            for each in await _with_snapshots(provider).snapshots()
+        ]
+        return [msgspec.structs.replace(each, name=name) for each, name in names if name is not None]
+
     async def remove_snapshot(self, name: str, provider: str | None) -> None:
         hosts = await self._providers.having(Capability.SNAPSHOT, self._store, provider)
-        holder = _only_holder("snapshot", name, [(host, await _with_snapshots(host).snapshots()) for host in hosts])
+        holder = _only_holder("snapshot", name, [(host, await self._snapshots_of(host)) for host in hosts])
         if holder is None:
             raise NotFound(f"no snapshot is called {name!r}")
-        await _with_snapshots(holder).remove_snapshot(name)
+        kept = kept_snapshot(self._store.project, name)
+        with _named(kept, name):
+            await _with_snapshots(holder).remove_snapshot(kept)
         self._store.ledger.note("remove", snapshot=name, provider=holder.name)
 
     async def restore(self, reference: str, snapshot: str, env: Mapping[str, str] | None) -> AsyncSandbox:
         record = await self._store.find(reference)
         provider = self._handles.provider(record.spec.provider)
-        if not any(each.name == snapshot for each in await _with_snapshots(provider).snapshots()):
+        if not any(each.name == snapshot for each in await self._snapshots_of(provider)):
             raise NotFound(f"no snapshot of {provider.name} is called {snapshot!r}")
         await self._handles.of(record).close()
         try:
-            await self._rebuilder.rebuild(record, provider, snapshot=snapshot, env=env)
+            kept = kept_snapshot(self._store.project, snapshot)
+            await self._rebuilder.rebuild(record, provider, snapshot=kept, env=env)
         finally:
             handle = self._handles.of(await self._store.get(record.id))
         return handle
@@ -193,20 +219,37 @@ class Storage:
         found = [
             each
             for host in await self._providers.having(Capability.VOLUMES, self._store, provider)
-            for each in await _with_volumes(host).volumes(sizes=sizes)
+            for each in await self._volumes_of(host, sizes=sizes)
             if kind in (None, each.kind)
         ]
         return sorted(found, key=lambda volume: volume.name)
 
+    async def _volumes_of(self, provider: Provider, *, sizes: bool = False) -> list[Volume]:
+        """Those of a provider; if we are one project's, those of that project in this registry."""
+        mine, registry = self._store.project, self._store.instance
+        found = await _with_volumes(provider).volumes(sizes=sizes)
+        return [each for each in found if mine is None or (each.project == mine and each.instance == registry)]
+
     async def remove_volume(self, name: str, provider: str | None) -> None:
         hosts = await self._providers.having(Capability.VOLUMES, self._store, provider)
-        holder = _only_holder("volume", name, [(host, await _with_volumes(host).volumes()) for host in hosts])
+        holder = _only_holder("volume", name, [(host, await self._volumes_of(host)) for host in hosts])
         if holder is None:
             asked = ", ".join(host.name for host in hosts) or "none"
             advice = "`--provider` (`provider=`) names another"
             raise NotFound(f"no volume is called {name!r}; asked were: {asked}. {advice}")
         await _with_volumes(holder).remove_volume(name)
         self._store.ledger.note("remove", volume=name, provider=holder.name)
+
+
+@contextmanager
+def _named(kept: str, name: str) -> Iterator[None]:
+    """Tell of a snapshot by the name that it was called by, and not by the one it is kept under."""
+    try:
+        yield
+    except Conflict as error:
+        if kept == name:
+            raise
+        raise Conflict(error.message.replace(kept, name)) from None
 
 
 def _with_snapshots(provider: Provider) -> CanSnapshot:

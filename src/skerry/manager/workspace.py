@@ -36,6 +36,8 @@ def for_box(spec: Spec) -> Spec:
         return spec
     if workspace.source is not None:
         git.check_source(workspace.source)
+        if workspace.public:
+            git.check_public(workspace.source)
     if workspace.commit is not None:
         git.check_commit(workspace.commit)
     if workspace.path is not None and not os.path.isdir(workspace.path):
@@ -48,9 +50,11 @@ def for_box(spec: Spec) -> Spec:
 class Work:
     """The workspace of a sandbox that is being made."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, holds: int | None = None) -> None:
+        """`holds` is the most bytes that its box can have: more is not cloned."""
         self.spec = spec
         """The spec that was asked for, with the commit that was found."""
+        self._holds = holds
         self._clone: Path | None = None
         self._lock: int | None = None
 
@@ -63,7 +67,8 @@ class Work:
         if workspace.path is None and workspace.source is not None:
             await aio.run_to_end(asyncio.to_thread(self._make_room))
             assert self._clone is not None
-            commit = await git.clone(workspace.source, commit, self._clone)
+            most = git.MOST if self._holds is None else self._holds
+            commit = await git.clone(workspace.source, commit, self._clone, most=most, public=workspace.public)
         elif workspace.path is not None and workspace.source is not None and commit is None:
             commit = await git.head_of(workspace.path)
         self.spec = msgspec.structs.replace(self.spec, workspace=msgspec.structs.replace(workspace, commit=commit))
@@ -113,9 +118,10 @@ class Work:
 
 
 @asynccontextmanager
-async def opened(spec: Spec) -> AsyncIterator[Work]:
-    """The workspace of a spec, ready to be put into a box; what it took on the host goes at the end."""
-    work = Work(spec)
+async def opened(spec: Spec, holds: int | None = None) -> AsyncIterator[Work]:
+    """The workspace of a spec, ready to be put into a box that holds so many bytes; what it took on the host goes at
+    the end."""
+    work = Work(spec, holds)
     try:
         await work.fetch()
         yield work

@@ -48,13 +48,18 @@ def mounts(spec: Spec) -> list[tuple[str, str]]:
     """The name and the place of each cache that the box has; a path of the project's own goes before the table's."""
     if spec.cache is Cache.NONE:
         return []
-    known = {tool: f"{FOLDER}/{tool}" for tool in TOOLS}
+    known = {} if spec.cache is Cache.OWN else {tool: f"{FOLDER}/{tool}" for tool in TOOLS}
     return sorted({**known, **spec.cache_paths}.items())
+
+
+def kind(spec: Spec) -> str:
+    """What its volumes are called: who clears the caches of a project is not to lose what is kept as data."""
+    return "own" if spec.cache is Cache.OWN else "cache"
 
 
 def environment(spec: Spec) -> dict[str, str]:
     """The variables by which tools in the box find their caches."""
-    if spec.cache is Cache.NONE:
+    if spec.cache in (Cache.NONE, Cache.OWN):
         return {}
     tools = [tool for name, tool in TOOLS.items() if name not in spec.cache_paths]
     chosen = [tool.write if spec.cache is Cache.WRITE else tool.read for tool in tools]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,6 +12,7 @@ import msgspec
 
 from skerry import clock
 from skerry.clock import End, Moment
+from skerry.errors import InvalidSpec
 from skerry.model.spec import SandboxId, Spec
 from skerry.model.states import State
 
@@ -25,6 +27,12 @@ SETUP_LABEL = "skerry.setup"
 """Label of a member of a fleet whose files and setup are still to be done: its command waits for that."""
 TEMPORARY = "tmp-"
 """Prefix of the names of snapshots that nobody asked for."""
+_OF_PROJECT = ".."
+"""Between a project and the name of a snapshot that is only its own."""
+_HASHED = "sha-"
+_LONGEST_PROJECT = 31
+_LONGEST_NAME = 63
+_LONGEST_STEM = _LONGEST_NAME - len(ASIDE) - len("1000")
 _LEAST_S = 0.1
 
 
@@ -94,6 +102,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec.name
 
     @property
+    def member_name(self) -> str | None:
+        """Its name within its fleet, which other fleets of the project may have too; outside of a fleet its name."""
+        labels = self.spec.labels
+        if not {FLEET_LABEL, PHASE_LABEL, INDEX_LABEL} <= labels.keys() or not labels[INDEX_LABEL].isdecimal():
+            return self.spec.name
+        name = f"{member_stem(labels[PHASE_LABEL])}{int(labels[INDEX_LABEL]):03d}"
+        return f"{name}{ASIDE}" if ASIDE_LABEL in labels else name
+
+    @property
     def is_live(self) -> bool:
         return self.state is not State.DESTROYED
 
@@ -138,9 +155,49 @@ def member_stem(phase: str) -> str:
     return f"agent-{phase}-"
 
 
+def member_sandbox(project: str, fleet: str, phase: str, index: int) -> str:
+    """The name of the sandbox that a member is: that of the member, and in a project that is not the fleet's own the
+    fleet's before it, since there may be others."""
+    stem = member_stem(phase)
+    if project != fleet:
+        stem = f"{fleet}-{stem}"
+        if len(stem) > _LONGEST_STEM:
+            stem = f"{stem[: _LONGEST_STEM - 14]}-{hashlib.sha256(stem.encode()).hexdigest()[:12]}-"
+    return f"{stem}{index:03d}"
+
+
 def temporary_snapshot(id: SandboxId) -> str:
     """The snapshot that a fork is made from, by the fork's own id."""
     return f"{TEMPORARY}{id}"
+
+
+def kept_snapshot(project: str | None, name: str) -> str:
+    """The name under which a provider keeps a snapshot that only one project is to see; without a project the name
+    itself. Raises InvalidSpec for a name that is another project's, or would be too long."""
+    if project is None:
+        return name
+    prefix = _snapshot_prefix(project)
+    own = name.removeprefix(prefix)
+    if _OF_PROJECT in own or own.startswith("."):
+        raise InvalidSpec(f"snapshot: {name!r}: a name has no two dots in a row", field="snapshot")
+    if len(prefix) + len(own) > _LONGEST_NAME:
+        raise InvalidSpec(f"snapshot: a name has at most {_LONGEST_NAME - len(prefix)} letters here", field="snapshot")
+    return prefix + own
+
+
+def shown_snapshot(project: str | None, kept: str) -> str | None:
+    """The name that a project has for a snapshot that is kept under that one; None if it is none of its own."""
+    if project is None:
+        return kept
+    head, dots, name = kept.rpartition(_OF_PROJECT)
+    return name if head + dots == _snapshot_prefix(project) else None
+
+
+def _snapshot_prefix(project: str) -> str:
+    """Beginning of the names of a project's snapshots. One that is long, or could be taken for something else, is told
+    by a digest: all of a name has to fit into 63 letters."""
+    is_plain = len(project) <= _LONGEST_PROJECT and not project.startswith((TEMPORARY, _HASHED))
+    return f"{project if is_plain else _HASHED + hashlib.sha256(project.encode()).hexdigest()[:24]}{_OF_PROJECT}"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

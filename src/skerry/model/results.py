@@ -8,6 +8,9 @@ from typing import Annotated
 
 import msgspec
 
+from skerry.errors import SkerryError
+from skerry.model.spec import SandboxId
+
 # Most of these numbers are an agent's, who may tell anything: one that no 64 bits hold breaks whatever prints it.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -16,6 +19,13 @@ Measure = Annotated[float, msgspec.Meta(ge=0, le=2.0**63)]
 Time = Annotated[float, msgspec.Meta(ge=-(2.0**63), le=2.0**63)]
 ExitCode = Annotated[int, msgspec.Meta(ge=0, le=255)]
 Signal = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Result for one sandbox among many."""
+
+    id: SandboxId
+    error: SkerryError | None = None
 
 
 class NotStarted(StrEnum):
@@ -91,6 +101,25 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.type is FileType.DIR
 
 
+class LinkEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What a symbolic link leads to, through all others."""
+
+    path: str
+    type: FileType
+    mode: Id
+
+
+class FileDetails(FileInfo, frozen=True, kw_only=True):
+    """A file with what takes longer to find out."""
+
+    owner: str
+    """The name of its user, or the number where there is none."""
+    group: str
+    leads_to: LinkEnd | None = None
+    """Of a symbolic link; None if that is nowhere."""
+    xattrs: dict[str, bytes] = {}
+
+
 class FileEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A change below a watched folder; `overflow` means that some were missed: look again."""
 
@@ -112,6 +141,8 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: Time = 0.0
     exit_code: ExitCode | None = None
     signal: Signal | None = None
+    output_bytes: Count = 0
+    """How much it has said so far; 0 if its agent is too old to tell."""
 
 
 class DiskUsage(msgspec.Struct, frozen=True, kw_only=True):

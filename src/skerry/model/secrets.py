@@ -27,6 +27,8 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """File of the host, read when it is needed, so that a change of it holds at once."""
     command: tuple[str, ...] = ()
     """Command of the host whose output is the value."""
+    given: bool = False
+    """Its value is found nowhere: whoever uses the sandbox gives it, by `network.provide`, before it is needed."""
     hook: str | None = None
     """`MODULE:FUNCTION` on the host that changes a request with the value, where putting it in is not enough."""
 
@@ -44,8 +46,8 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if any(rule.network is not None for rule in rules):
             raise InvalidSpec("secrets: hosts are names, not addresses", field="secrets")
         msgspec.structs.force_setattr(self, "hosts", tuple(rule.text for rule in rules))
-        if sum(map(bool, (self.env, self.file, self.command))) > 1:
-            raise InvalidSpec("secrets: give one of env, file and command", field="secrets")
+        if sum(map(bool, (self.env, self.file, self.command, self.given))) > 1:
+            raise InvalidSpec("secrets: give one of env, file and command, or given", field="secrets")
         if self.file is not None and (not self.file.startswith("/") or "\0" in self.file):
             raise InvalidSpec(f"secrets: file {self.file!r} must be an absolute path", field="secrets")
         if any("\0" in word for word in self.command) or (self.command and not self.command[0]):

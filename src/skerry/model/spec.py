@@ -20,6 +20,7 @@ from skerry.units import parse_duration, parse_size
 SandboxId = NewType("SandboxId", str)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_NAME_RULE = "lower-case letters, digits, '.', '_' or '-', at most 63"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _ENV_NAME = re.compile(r"[^=\0]+")
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}|\d{1,10}(:\d{1,10})?")
@@ -67,8 +68,8 @@ class Cache(StrEnum):
     NONE = "none"
     READ = "read"
     """The project's caches can be read, and nothing put into them: for code that is not trusted."""
-    WRITE = "write"
-    """All that is put there is there for every sandbox of the project."""
+    WRITE = "write"  # all that is put there is there for every sandbox of the project
+    OWN = "own"  # those of `cache_paths` alone, to be written to and kept as data is
 
 
 class Restart(StrEnum):
@@ -80,7 +81,6 @@ class Restart(StrEnum):
     ALWAYS = "always"
 
 
-_NETWORKS = frozenset(Network)
 _GATED = ("allow", "deny", "reach", "secrets")
 _CHOICES = {"network": tuple(Network), "cache": tuple(Cache), "restart": tuple(Restart)}
 
@@ -152,6 +152,9 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Origin of the work: a git URL, or a path. Without a `path` a git source is cloned."""
     commit: str | None = None
     """The commit of the source; what was really cloned is written here."""
+    public: bool = False
+    """Clone it from the internet alone, over HTTP, and with nothing that this host knows: no keys, no passwords, no
+    addresses of its own. So it is for all that tenants of a server ask for."""
 
     def __post_init__(self) -> None:
         if self.path is None and self.source is None:
@@ -179,6 +182,7 @@ class SpecOptions(TypedDict, total=False):
     cpus: float
     pids: int
     disk: int | str
+    egress: int | str
     env: Mapping[str, str]
     cwd: str
     user: str
@@ -232,6 +236,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pids: int | None = None
     disk: int | None = None
     """Bytes that the box may write to its own folders."""
+    egress: int | None = None
+    """Bytes that it may send in a second, by all connections of its rules together; more of them wait."""
     env: dict[str, str] = {}
     cwd: str | None = None
     user: str | None = None
@@ -310,7 +316,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def _to_fields(options: SpecOptions) -> dict[str, Any]:
     fields: dict[str, Any] = dict(options)
-    for size in ("memory", "disk"):
+    for size in ("memory", "disk", "egress"):
         if fields.get(size) is not None:
             fields[size] = parse_size(fields[size], size)
     for duration in ("lifetime", "idle", "timeout"):
@@ -334,7 +340,7 @@ def _to_fields(options: SpecOptions) -> dict[str, Any]:
 
 def _imply(spec: Spec) -> None:
     """Spell out what one field means for others, so that providers look at those alone."""
-    if spec.network in _NETWORKS:  # those of ours are told apart by identity
+    if spec.network in _CHOICES["network"]:  # those of ours are told apart by identity
         msgspec.structs.force_setattr(spec, "network", Network(spec.network))
     if spec.admin:
         if spec.user not in (None, "root", "0", "0:0"):
@@ -359,16 +365,16 @@ def _check_rules(spec: Spec) -> None:
 
         for text in spec.reach:
             Reach.parse(text)
-    if not any(getattr(spec, each) for each in _GATED):
-        return
-    if spec.network not in (Network.NONE, Network.RULES):
-        reason = f"a box on the network {spec.network} does not need the gate to get out; leave network out"
-        raise InvalidSpec(f"allow: {reason}", field="allow")
-    msgspec.structs.force_setattr(spec, "network", Network.RULES)
+    asked = [each for each in (*_GATED, "egress") if getattr(spec, each)]
+    if asked and spec.network not in (Network.NONE, Network.RULES):
+        reason = f"a box on the network {spec.network} does not need the gate to get out; use allow, without network"
+        raise InvalidSpec(f"{asked[0]}: {reason}", field=asked[0])
+    if asked and asked != ["egress"]:  # which is a bound of nothing without the others
+        msgspec.structs.force_setattr(spec, "network", Network.RULES)
 
 
 def _check_limits(spec: Spec) -> None:
-    for field, least in (("memory", 16 * 2**20), ("pids", 4), ("disk", 2**20)):
+    for field, least in (("memory", 16 * 2**20), ("pids", 4), ("disk", 2**20), ("egress", 2**10)):
         value = getattr(spec, field)
         if value is not None and not least <= value < 2**63:
             raise InvalidSpec(f"{field}: {value} is out of range; the least is {least}", field=field)
@@ -382,11 +388,8 @@ def _check_limits(spec: Spec) -> None:
 
 def _check_text(spec: Spec) -> None:
     for field, pattern, rule in (
-        ("provider", _NAME, "a lower-case name"),
-        ("project", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
-        ("name", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
+        *((each, _NAME, _NAME_RULE) for each in ("provider", "project", "name", "snapshot")),
         ("user", _USER, "a user name, UID or UID:GID"),
-        ("snapshot", _NAME, "lower-case letters, digits, '.', '_' or '-', at most 63"),
         ("runtime", _RUNTIME, "the name of a runtime that the engine knows"),
         ("target", _RUNTIME, "the name of a member of the cluster"),
         ("network", _RUNTIME, "none, rules, bridge, host, or the name of a network of the engine"),

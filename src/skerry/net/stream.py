@@ -30,6 +30,7 @@ class Stream(ABC):
     is_open = True  # false once its end was seen
     greeted_until = 0.0  # until then, by the loop's clock, whoever takes it over need not greet its agent again
     token: str | None = None  # secret that its agent demands in the greeting, where others can reach that agent too
+    is_relayed = False  # a server of ours is at its other end, whose errors are told by their codes
     buffered = 0  # bytes that were written and have not gone out
     _receiver: Receiver | None = None
 

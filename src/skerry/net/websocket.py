@@ -23,11 +23,13 @@ class BrokenFrames(Exception):
     """Frames that the protocol does not allow."""
 
 
-async def connect(http: HttpClient, path: str, query: Mapping[str, Any]) -> WebSocket:
+async def connect(
+    http: HttpClient, path: str, query: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> WebSocket:
     """Open a WebSocket. Raises HttpError."""
     key = base64.b64encode(os.urandom(16))
-    headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key.decode()}
-    stream, early, answered = await http.switch(path, query=query, headers=headers)
+    ours = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key.decode()}
+    stream, early, answered = await http.switch(path, query=query, headers={**(headers or {}), **ours})
     expected = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest()).decode()
     if answered.get("sec-websocket-accept") != expected:
         stream.close()
@@ -47,6 +49,10 @@ class WebSocket(Stream):
         self._left = 0
         self._control = b""
         self.on_message_end: Callable[[], None] | None = None
+        self.max_message: int | None = None
+        """The most bytes of a message that the server takes; a longer write is several."""
+        self.ended_by: tuple[int, str] | None = None
+        """Code and reason with which the server has closed it."""
 
     def start(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -56,8 +62,17 @@ class WebSocket(Stream):
             self.received(memoryview(early))
 
     def write(self, *parts: Buffer) -> None:
-        if self.is_open:
-            self._stream.write(_head(_BINARY, sum(memoryview(part).nbytes for part in parts)), *parts)
+        if not self.is_open:
+            return
+        size = sum(memoryview(part).nbytes for part in parts)
+        if self.max_message is None or size <= self.max_message:
+            self._stream.write(_head(_BINARY, size), *parts)
+            return
+        for part in parts:
+            view = memoryview(part).cast("B")
+            for at in range(0, len(view), self.max_message):
+                piece = view[at : at + self.max_message]
+                self._stream.write(_head(_BINARY, len(piece)), piece)
 
     @property
     def buffered(self) -> int:  # type: ignore[override]
@@ -112,6 +127,8 @@ class WebSocket(Stream):
     def _frame_ended(self) -> None:
         control, self._control = self._control, b""
         if self._opcode == _CLOSE:
+            if len(control) >= 2:
+                self.ended_by = int.from_bytes(control[:2], "big"), control[2:].decode(errors="replace")
             self._end(None)
         elif self._opcode == _PING:
             if self._stream.buffered < HIGH_WATER:  # a server that takes nothing gets no more, however often it asks

@@ -166,7 +166,7 @@ async def _answers(sandbox: AsyncSandbox) -> bool:
 
 async def _bind(manager: AsyncSandboxManager, record: Record, spec: Spec, ephemeral: bool) -> AsyncSandbox | Miss:
     """Acquire it in the registry, which lets one program have it; then tell its agent."""
-    of_box = {"workspace": record.spec.workspace, "ports": record.spec.ports}
+    of_box = {"workspace": record.spec.workspace, "ports": record.spec.ports, "snapshot": record.spec.snapshot}
     kept = msgspec.structs.replace(spec, lifetime_s=spec.lifetime_s or 0.0, **of_box)
 
     async def acquire(record: Record) -> Changes:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self, Unpack
 
@@ -124,9 +125,11 @@ class AsyncSandboxPool:
         size: int = 4,
         max_boots: int = 2,
         max_age_s: float = 3600.0,
+        interpreters: Sequence[str] = (),
         **options: Unpack[SpecOptions],
     ) -> None:
-        """`max_boots` is how many boot at once; one that waited for `max_age_s` is replaced by a fresh one."""
+        """`max_boots` is how many boot at once; one that waited for `max_age_s` is replaced by a fresh one. Each
+        has an interpreter of these languages ready, which remembers nothing yet."""
         for field, value in (("size", size), ("max_boots", max_boots), ("max_age_s", max_age_s)):
             if value <= 0:
                 raise InvalidSpec(f"{field}: {value} must be more than 0", field=field)
@@ -134,6 +137,7 @@ class AsyncSandboxPool:
         self.spec = manager.complete(spec, options)
         self.key = key_of(self.spec)
         self._goal = PoolState(size=size, max_boots=max_boots, max_age_s=max_age_s)
+        self._interpreters = tuple(interpreters)
         self._ready: dict[SandboxId, _Item] = {}
         self._broken: list[_Item] = []
         self._booting = self._dropping = self._handing = 0
@@ -277,6 +281,8 @@ class AsyncSandboxPool:
             sandbox = await self._manager.create(warm_spec(self.spec, self._goal.max_age_s), ephemeral=True)
             try:
                 await sandbox.ping()  # opens the stream, so that the first call finds it open
+                for language in self._interpreters:
+                    await sandbox.interpreter(language)
                 item = _Item(await self._manager.store.get(sandbox.id), _now())
             except BaseException:
                 await run_to_end(sandbox.destroy())

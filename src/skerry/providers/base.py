@@ -198,6 +198,9 @@ class Provider(ABC):
     """Whether its images are built from a Dockerfile by another, and imported."""
     needs_image: ClassVar[bool] = False
     """Whether a box is made of an image or snapshot that the spec must name."""
+    takes_memory_here: bool = False
+    """Whether its boxes are made of the memory of this host, so that this one has to have some; known once
+    `enforcement` has answered."""
     Config: ClassVar[type[ProviderConfig]] = ProviderConfig
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

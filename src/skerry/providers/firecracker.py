@@ -39,4 +39,6 @@ class Firecracker(MachineProvider):
         found = probe.find(self._config.program, self._config.jailer)
         why_not = jails.why_no_jail(self._state_dir, found)
         jail = Enforcement(by=f"{found.jailer}") if why_not is None else Enforcement(why_not=why_not)
-        return {**await super().describe(), "jail": jail}
+        against = probe.why_not_good(found.version)
+        version = Enforcement(by=found.version) if against is None else Enforcement(why_not=against)
+        return {**await super().describe(), "version": version, "jail": jail}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, cast
 
+from skerry import trace
 from skerry.agent.client import CONTROL_TIMEOUT_S, AgentClient
 from skerry.aio import backoff
 from skerry.errors import (
@@ -53,6 +55,8 @@ class Connection:
         self._provider: Provider | None = None
         self.state: State | None = None
         """The sandbox's state as far as this handle knows; None before it is started."""
+        self.known_at = 0.0
+        """When it was told that, by the monotonic clock."""
         self._client: AgentClient | None = None
         self._of_others: dict[str, AgentClient] = {}
         self._dialling = asyncio.Lock()
@@ -67,6 +71,7 @@ class Connection:
     def attach(self, state: State, provider: Provider | None = None) -> None:
         """Note the sandbox's state, and the provider of its box."""
         self.state = state
+        self.known_at = time.monotonic()
         self._provider = provider or self._provider
 
     @property
@@ -107,7 +112,8 @@ class Connection:
             raise
 
     async def _dial(self) -> AgentClient:
-        client = await AgentClient.greet(await self.provider.dial(self._id), timeout_s=_GREETING_S)
+        with trace.span("skerry.dial", provider=self.provider.name, sandbox=self._id):
+            client = await AgentClient.greet(await self.provider.dial(self._id), timeout_s=_GREETING_S)
         client.on_broken = self._explain
         return client
 

@@ -6,20 +6,23 @@ import asyncio
 import base64
 import io
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from skerry.agent import transfers
 from skerry.agent.call import Call
 from skerry.agent.transfers import PATIENCE_S
-from skerry.errors import AgentProtocolError, CallTimeout, InvalidSpec, PathNotFound, TooLarge
+from skerry.errors import AgentProtocolError, CallTimeout, PathNotFound, TooLarge
 from skerry.host.folders import whole_or_not_at_all
-from skerry.model.results import Count, FileEvent, FileInfo, FileType, Id, Time
+from skerry.model.results import Count, FileDetails, FileInfo
 from skerry.sandbox.connection import Connect
+from skerry.sandbox.entries import AnyPath, Detailed, Entry, Kept, path_params, records
+from skerry.sandbox.watches import AsyncKeptWatch, AsyncWatch
 from skerry.units import format_size
 
 T = TypeVar("T")
@@ -34,12 +37,9 @@ MAX_DOWNLOAD = 4 << 30
 
 
 class Readable(Protocol):
-    """An open file, or anything else that gives bytes."""
+    """An open file, or anything else that gives bytes; its `read` may be a coroutine function."""
 
-    def read(self, size: int, /) -> bytes | None: ...
-
-
-AnyPath = str | bytes | os.PathLike[str]
+    def read(self, size: int, /) -> bytes | Awaitable[bytes] | None: ...
 
 
 class _Written(msgspec.Struct):
@@ -52,62 +52,6 @@ class _Sent(msgspec.Struct):
     def check(self, count: int) -> None:
         if self.bytes_sent != count:
             raise AgentProtocolError(f"the agent sent {count} bytes and says {self.bytes_sent}. Destroy this sandbox")
-
-
-class _Entry(msgspec.Struct):
-    type: FileType
-    size: Count
-    mode: Id
-    uid: Id
-    gid: Id
-    mtime: Time
-    name: str | None = None
-    name64: str | None = None
-    path: str | None = None
-    path64: str | None = None
-    target: str | None = None
-    target64: str | None = None
-
-    def info(self) -> FileInfo:
-        name, path = _name(self.name, self.name64) or "", _name(self.path, self.path64) or ""
-        if "/" in name or "\0" in name or name in (".", "..") or (not name and path != "/"):
-            raise AgentProtocolError(f"the agent told of a file called {name!r}. Destroy this sandbox")
-        return FileInfo(
-            name=name,
-            path=path,
-            type=self.type,
-            size=self.size,
-            mode=self.mode,
-            uid=self.uid,
-            gid=self.gid,
-            mtime=self.mtime,
-            target=_name(self.target, self.target64),
-        )
-
-
-class _Event(msgspec.Struct):
-    event: str
-    path: str | None = None
-    path64: str | None = None
-    dir: bool = False
-
-
-def _name(text: str | None, encoded: str | None) -> str | None:
-    try:
-        return os.fsdecode(base64.b64decode(encoded)) if encoded is not None else text
-    except ValueError:
-        raise AgentProtocolError("the agent told of a file whose name is no name. Destroy this sandbox") from None
-
-
-def path_params(path: AnyPath, key: str = "path") -> dict[str, Any]:
-    """A path for the wire; one that is not UTF-8 goes as base64 of its bytes."""
-    raw = os.fsencode(path)
-    if not raw or b"\0" in raw:
-        raise InvalidSpec(f"{key}: {path!r} cannot be the path of a file", field=key)
-    try:
-        return {key: raw.decode()}
-    except UnicodeDecodeError:
-        return {f"{key}64": base64.b64encode(raw).decode()}
 
 
 class AsyncFiles:
@@ -229,16 +173,18 @@ class AsyncFiles:
         mode: int | None = None,
         atomic: bool = True,
         parents: bool = True,
+        own: bool = False,
     ) -> int:
         """Write a whole file and return its size. Until all of it is there, the old one stays (unless not `atomic`).
-        Raises PathDenied for one that may not be written, also where its folder would let it be replaced."""
-        return await self._write(path, data, mode=mode, atomic=atomic, parents=parents)
+        With `own` it becomes the agent's user's, where that may be. Raises PathDenied for one that may not be written,
+        also where its folder would let it be replaced."""
+        return await self._write(path, data, mode=mode, atomic=atomic, parents=parents, own=own)
 
-    async def append(self, path: AnyPath, data: bytes | str) -> int:
+    async def append(self, path: AnyPath, data: bytes | str | Readable) -> int:
         """Add to the end of a file and return its size; it is made if missing."""
         return await self._write(path, data, append=True)
 
-    async def write_at(self, path: AnyPath, offset: int, data: bytes | str) -> int:
+    async def write_at(self, path: AnyPath, offset: int, data: bytes | str | Readable) -> int:
         """Write into the middle of a file, in place, and return its size."""
         return await self._write(path, data, offset=offset)
 
@@ -253,7 +199,7 @@ class AsyncFiles:
         """Type, size, owner and times of a file; a link is followed unless told otherwise."""
         async with self._in_time():
             client = await self._connect()
-            return (await client.call("stat", {**path_params(path), "follow": follow}, type=_Entry)).info()
+            return (await client.call("stat", {**path_params(path), "follow": follow}, type=Entry)).info()
 
     async def exists(self, path: AnyPath) -> bool:
         """Whether there is something of that name, a dangling link included."""
@@ -278,12 +224,16 @@ class AsyncFiles:
     async def iter_list(self, path: AnyPath = ".", *, depth: int = 1) -> AsyncIterator[FileInfo]:
         """As `list`, for folders of any size."""
         async with self._open("list_dir", path, depth=depth) as call:
-            async for entry in _records(call.patiently(PATIENCE_S), _Entry):
+            async for entry in records(call.patiently(PATIENCE_S), Entry):
                 yield entry.info()
 
-    async def make_dir(self, path: AnyPath, *, mode: int = 0o777, parents: bool = True) -> None:
-        """Make a folder, and with `parents` all above it; then one that is there already is fine."""
-        await self._call("make_dir", **path_params(path), mode=mode, parents=parents)
+    async def make_dir(
+        self, path: AnyPath, *, mode: int = 0o777, parents: bool = True, exist_ok: bool | None = None
+    ) -> None:
+        """Make a folder, and with `parents` all above it; then one that is there already is fine, unless not
+        `exist_ok`."""
+        new = exist_ok is False
+        await self._call("make_dir", **path_params(path), mode=mode, parents=parents, new=new)
 
     async def move(self, path: AnyPath, to: AnyPath, *, overwrite: bool = True) -> None:
         """Rename a file or folder, also to another filesystem."""
@@ -303,14 +253,47 @@ class AsyncFiles:
         """Change the owner, where the box allows it; -1 keeps one."""
         await self._call("chown", **path_params(path), uid=uid, gid=gid)
 
+    async def details(self, path: AnyPath, *, xattrs: str | None = None) -> FileDetails:
+        """What is known of a file and not only told by `stat`: its owners by name, where a link leads in the end, and
+        the extended attributes whose names begin with `xattrs`."""
+        params = {**path_params(path), "details": True, "xattrs": xattrs}
+        async with self._in_time():
+            return (await (await self._connect()).call("stat", params, type=Detailed)).details()
+
+    async def iter_details(
+        self, path: AnyPath = ".", *, depth: int = 1, xattrs: str | None = None
+    ) -> AsyncIterator[FileDetails]:
+        """As `iter_list`, with the details of each."""
+        async with self._open("list_dir", path, depth=depth, details=True, xattrs=xattrs) as call:
+            async for entry in records(call.patiently(PATIENCE_S), Detailed):
+                yield entry.details()
+
+    async def set_xattrs(self, path: AnyPath, new: Mapping[str, bytes], *, replace: str | None = None) -> None:
+        """Set extended attributes of a file; all others whose names begin with `replace` are removed. Raises
+        Unsupported where the file system has none."""
+        values = {name: base64.b64encode(value).decode() for name, value in new.items()}
+        await self._call("xattr", **path_params(path), set=values, replace=replace)
+
     async def symlink(self, path: AnyPath, target: str) -> None:
         """Make `path` a link that points to `target`."""
         await self._call("symlink", **path_params(path), target=target)
 
-    async def watch(self, path: AnyPath = ".", *, recursive: bool = True) -> AsyncWatch:
-        """Changes below a folder, from now on: `async with await files.watch(...) as events: async for ...`."""
-        call = (await self._connect()).open("watch", {**path_params(path), "recursive": recursive})
-        return await AsyncWatch.begin(call)
+    async def watch(self, path: AnyPath = ".", *, recursive: bool = True, exact: bool = False) -> AsyncWatch:
+        """Changes below a folder, from now on: `async with await files.watch(...) as events: async for ...`. One that
+        is `exact` tells both sides of a move, `moved_from` and `moved_to`."""
+        params = {**path_params(path), "recursive": recursive, "exact": exact}
+        return await AsyncWatch.begin((await self._connect()).open("watch", params))
+
+    async def keep_watch(self, path: AnyPath = ".", *, recursive: bool = True, exact: bool = False) -> AsyncKeptWatch:
+        """A watch that the sandbox itself keeps, for those who come back and ask. Of more than 64 the one that nobody
+        has asked for longest ends."""
+        params = {**path_params(path), "recursive": recursive, "exact": exact, "keep": True}
+        kept = await (await self._connect()).call("watch", params, type=Kept)
+        return AsyncKeptWatch(self._connect, kept.watch)
+
+    def kept_watch(self, number: int) -> AsyncKeptWatch:
+        """A watch that was kept, by its number."""
+        return AsyncKeptWatch(self._connect, number)
 
     async def upload(self, local: str | os.PathLike[str], remote: AnyPath) -> None:
         """Copy a file or a folder of the host into the sandbox."""
@@ -360,44 +343,6 @@ class AsyncFiles:
         self._moved("in", os.fsdecode(path), count)
 
 
-class AsyncWatch:
-    """Changes as they happen. Leaving the `with` ends it."""
-
-    def __init__(self, call: Call, records: AsyncIterator[_Event]) -> None:
-        self._call = call
-        self._records = records
-
-    @classmethod
-    async def begin(cls, call: Call) -> Self:
-        """Wait until the kernel watches, so that nothing that happens after is missed."""
-        records = _records(call, _Event)
-        try:
-            async with asyncio.timeout(30):
-                await anext(records)
-        except StopAsyncIteration:
-            raise AgentProtocolError("the agent ended a watch before it began. Destroy this sandbox") from None
-        except BaseException as error:
-            call.abandon()
-            if isinstance(error, TimeoutError):
-                raise CallTimeout("the agent did not begin to watch within 30 s") from None
-            raise
-        return cls(call, records)
-
-    async def __aiter__(self) -> AsyncIterator[FileEvent]:
-        async for event in self._records:
-            yield FileEvent(event=event.event, path=_name(event.path, event.path64) or "", dir=event.dir)
-
-    async def close(self) -> None:
-        """Stop watching."""
-        self._call.abandon()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
 async def _send_all(call: Call, data: bytes | bytearray | memoryview | str | Readable) -> int:
     """Send all of it; how many bytes that were."""
     if isinstance(data, str):
@@ -407,25 +352,14 @@ async def _send_all(call: Call, data: bytes | bytearray | memoryview | str | Rea
         await call.send(data)
     else:
         count = 0
-        while not call.done and (piece := await asyncio.to_thread(data.read, _CHUNK)):
+        while not call.done and (piece := await _read(data)):
             count += len(piece)
             await call.send(piece)
     call.end()
     return count
 
 
-async def _records(call: Call, type: type[T]) -> AsyncIterator[T]:
-    """The JSON lines of a call's stream, each checked."""
-    decode = msgspec.json.Decoder(type).decode
-    rest = b""
-    async for _, data in call.chunks():
-        *lines, rest = (rest + data).split(b"\n")
-        try:
-            for line in lines:
-                yield decode(line)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise AgentProtocolError(f"the agent sent a record of the wrong form: {error}") from None
-        if len(rest) > _CHUNK:
-            raise AgentProtocolError("the agent sent a record without end. Destroy this sandbox")
-    if rest:
-        raise AgentProtocolError("the agent's last record is cut off. Destroy this sandbox")
+async def _read(source: Readable) -> bytes | None:
+    """The next piece; what blocks is read in a thread."""
+    found = source.read(_CHUNK) if iscoroutinefunction(source.read) else await asyncio.to_thread(source.read, _CHUNK)
+    return await found if isinstance(found, Awaitable) else found

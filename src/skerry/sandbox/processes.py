@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self, TypedDict
 
 import msgspec
 
-from skerry.agent.call import Call, OnData
+from skerry.agent.call import WINDOW, Call, OnData
 from skerry.agent.client import CONTROL_TIMEOUT_S, AgentClient
 from skerry.errors import AgentProtocolError, InvalidSpec
 from skerry.ledger.facts import NOT_TOLD, Command
-from skerry.model.results import Count, ExecResult, ExitCode, Measure, NotStarted, ProcessInfo, Signal
+from skerry.model.results import Count, ExecResult, ExitCode, Id, Measure, NotStarted, ProcessInfo, Signal
 from skerry.net.stream import Buffer
 from skerry.sandbox.connection import Connect
 
@@ -90,6 +91,7 @@ class Exit(msgspec.Struct, frozen=True):
 
 class _Started(msgspec.Struct, frozen=True):
     process: Count
+    pid: Id = 0
 
 
 class _Processes(msgspec.Struct, frozen=True):
@@ -168,6 +170,7 @@ async def open_command(
     attachment: bytes = b"",
     *,
     on_data: OnData | None = None,
+    window: int = WINDOW,
 ) -> Call:
     """Begin an `exec` or `exec_code` of any length: what is too long for a frame follows it. Raises InvalidSpec."""
     env = params.get("env", {})
@@ -185,7 +188,8 @@ async def open_command(
         raise InvalidSpec(f"command: it is {much}: write it to a file in the sandbox, and run that", field="command")
     if rest:
         params = {**params, "more": len(rest)}
-    call = client.open(method, params, attachment=attachment[: client.max_attachment], on_data=on_data)
+    head = attachment[: client.max_attachment]
+    call = client.open(method, params, attachment=head, on_data=on_data, window=window)
     call.within(deadline(params.get("timeout_s")))
     try:
         await call.send(rest)
@@ -237,26 +241,40 @@ class AsyncProcess:
     """
 
     def __init__(
-        self, connect: Connect, call: Call | None, *, number: int | None = None, told: Command = NOT_TOLD
+        self,
+        connect: Connect,
+        call: Call | None,
+        *,
+        number: int | None = None,
+        pid: int | None = None,
+        replay: bool = True,
+        told: Command = NOT_TOLD,
     ) -> None:
-        """`told` is what the ledger has of it."""
+        """`told` is what the ledger has of it. Without `replay` it tells only what it says from now on."""
         self.number = number
+        self.pid = pid
+        """Its pid in the sandbox, if it lives on by itself."""
+        self._replay = {} if replay else {"replay": False}
         self._told = told
         self._connect = connect
         self._call = call
 
     @classmethod
-    async def start(cls, connect: Connect, method: str, params: dict[str, Any], *, told: Command) -> Self:
+    async def start(
+        cls, connect: Connect, method: str, params: dict[str, Any], attachment: bytes = b"", *, told: Command
+    ) -> Self:
         with told.failing():
-            call = await open_command(await connect(), method, params)
+            call = await open_command(await connect(), method, params, attachment)
             if params.get("background"):
                 started = await call.result(_Started, CONTROL_TIMEOUT_S)
-                return cls(connect, None, number=started.process, told=told)
+                return cls(connect, None, number=started.process, pid=started.pid, told=told)
         return cls(connect, call, told=told)
 
     async def _stream(self) -> Call:
         if self._call is None:
-            self._call = (await self._connect()).open("attach", {"process": self.number})
+            client = await self._connect()
+            if self._call is None:  # who reads and who writes may both be first
+                self._call = client.open("attach", {"process": self.number, **self._replay})
         return self._call
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, bytes]]:
@@ -281,9 +299,10 @@ class AsyncProcess:
         self._told.end(result)
         return result
 
-    async def signal(self, signal: int, *, tree: bool = False) -> None:
-        """Signal its process group, or with `tree` everything that it has started."""
-        await self._control("signal", {"signal": int(signal), "tree": tree})
+    async def signal(self, signal: int, *, tree: bool = False, alone: bool = False, wait: bool = False) -> None:
+        """Signal its process group, with `tree` everything that it has started, or with `alone` only itself; and with
+        `wait` until it is no more."""
+        await self._control("signal", {"signal": int(signal), "tree": tree, "alone": alone, "wait": wait})
 
     async def kill(self) -> None:
         """Kill it and everything that it has started."""
@@ -292,6 +311,20 @@ class AsyncProcess:
     async def resize(self, rows: int, cols: int) -> None:
         """Change the size of its terminal."""
         await self._control("resize", {"rows": rows, "cols": cols})
+
+    @asynccontextmanager
+    async def input(self, *, close: bool = False, terminal: bool | None = None) -> AsyncIterator[Call]:
+        """A way to write to a process that lives on, without listening to it: send pieces to the call. It is left when
+        the process has taken all; with `close` it gets no more. Raises InvalidSpec if it has no stdin, or if whether it
+        has a terminal is not as said."""
+        params = {"process": self.number, "close": close, **({} if terminal is None else {"terminal": terminal})}
+        call = (await self._connect()).open("input", params)
+        try:
+            yield call
+            call.end()
+            await call.result(dict[str, Any])
+        finally:
+            call.abandon()
 
     async def _control(self, method: str, params: dict[str, Any]) -> None:
         if self._call is not None and self._call.done:
@@ -324,9 +357,10 @@ class AsyncProcesses:
         """Those that run, and background ones that have ended."""
         return (await (await self._connect()).call("processes", type=_Processes)).processes
 
-    async def attach(self, number: int) -> AsyncProcess:
-        """A background process by its number: what it said last, then what it says."""
-        return AsyncProcess(self._connect, None, number=number)
+    async def attach(self, number: int, *, replay: bool = True) -> AsyncProcess:
+        """A background process by its number: what it said last, unless there is to be no `replay`, then what it
+        says."""
+        return AsyncProcess(self._connect, None, number=number, replay=replay)
 
     async def signal(self, number: int, signal: int, *, tree: bool = False) -> None:
         """Signal a process by its number."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
-from skerry import aio, config
+from skerry import aio, config, trace
 from skerry.agent.client import AgentClient
 from skerry.agent.tunnel import AsyncTunnel
 from skerry.errors import AgentError, InvalidSpec, PathNotFound, SkerryError, WrongState
 from skerry.ledger.facts import Command
-from skerry.ledger.ledger import OFF, Ledger
+from skerry.ledger.ledger import OFF
 from skerry.model.records import Record
 from skerry.model.results import ExecResult, Metrics
 from skerry.model.spec import SandboxId, Spec, SpecOptions, new_id, parse_id
@@ -21,53 +21,13 @@ from skerry.model.states import State
 from skerry.providers.base import Enforcement, Provider
 from skerry.sandbox.connection import Connection
 from skerry.sandbox.files import AsyncFiles
+from skerry.sandbox.interpreter import AsyncInterpreter, AsyncInterpreters
+from skerry.sandbox.keeper import Keeper, Lender
 from skerry.sandbox.network import AsyncSandboxNetwork, Decide
 from skerry.sandbox.ports import AsyncForward, Exposed
 from skerry.sandbox.processes import AsyncProcess, AsyncProcesses, ExecOptions, command_params, run_buffered
 from skerry.sandbox.service import AsyncService
 from skerry.units import parse_duration
-
-
-class Keeper(Protocol):
-    """The side of a manager that handles use: it keeps the registry."""
-
-    def provider(self, name: str) -> Provider: ...
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    async def make(self, id: SandboxId, spec: Spec, *, ephemeral: bool = False) -> Record: ...
-
-    async def live_record(self, reference: str) -> Record: ...
-
-    async def look(self, id: SandboxId) -> Record: ...
-
-    async def destroy(
-        self,
-        reference: str,
-        *,
-        volumes: bool = False,
-        grace_s: float | None = None,
-        connection: Connection | None = None,
-    ) -> None: ...
-
-    async def note_lifetime(self, id: SandboxId, lifetime: float | str | None, idle: float | str | None) -> Record: ...
-
-    async def change_rules(self, id: SandboxId, decide: Decide) -> Record: ...
-
-    async def provide(self, id: SandboxId, values: Mapping[str, str]) -> None: ...
-
-    async def note_env(self, id: SandboxId, env: Mapping[str, str]) -> None: ...
-
-    async def known_env(self, id: SandboxId, client: AgentClient, own: Mapping[str, str]) -> dict[str, str]: ...
-
-
-class Lender(Protocol):
-    """Gives a manager to a handle that a program made by itself, for as long as the handle needs one."""
-
-    async def take(self) -> Keeper: ...
-
-    async def give_back(self) -> None: ...
 
 
 class AsyncSandbox:
@@ -103,6 +63,11 @@ class AsyncSandbox:
         self.processes = AsyncProcesses(self.connection.connect)
         self.service = AsyncService(self.connection.connect)
         self.network = AsyncSandboxNetwork(self._change_rules, self._live_record, self._provide)
+        self.interpreters = AsyncInterpreters(
+            self.connection.connect,
+            lambda: self.spec.timeout_s,
+            lambda language, size: self.tell("code", None, {"language": language, "size": size}),
+        )
         self._lender = lender
         self._keeper: Keeper | None = None
         self._ledger = OFF
@@ -299,6 +264,19 @@ class AsyncSandbox:
         attachment = code.encode() if isinstance(code, str) else code
         return await self._run("exec_code", None, options, attachment, language=language)
 
+    async def interpreter(
+        self,
+        language: str = "python",
+        *,
+        name: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        engine: str = "auto",
+    ) -> AsyncInterpreter:
+        """An interpreter that remembers what is run in it: the one of that name, which is made if there is none;
+        without a name, the one that everybody shares who wants that language. Raises InterpreterNotFound, Conflict."""
+        return await self.interpreters.open(language, name=name, cwd=cwd, env=env, engine=engine)
+
     async def _run(
         self,
         method: str,
@@ -311,19 +289,19 @@ class AsyncSandbox:
         if unknown:
             raise TypeError(f"{method} has no option {', '.join(sorted(unknown))}")
         connect, user = self.connection.of_user(options.get("user"), self.spec.user)
-        timeout_s = options.get("timeout_s")
-        timeout_s = (self.spec.timeout_s if timeout_s is None else timeout_s) or None
+        timeout_s = (self.spec.timeout_s if (given := options.get("timeout_s")) is None else given) or None
         params = command_params(command, cwd=options.get("cwd"), env=options.get("env"), user=user, timeout_s=timeout_s)
-        told = self._tell(_WORDS[method], command, options, size=len(attachment), **more)
+        told = self.tell(_WORDS[method], command, options, size=len(attachment), **more)
         try:
-            result = await run_buffered(await connect(), method, {**params, **more}, options, attachment)
+            with trace.span("skerry.exec", provider=self.spec.provider, sandbox=self.id):
+                result = await run_buffered(await connect(), method, {**params, **more}, options, attachment)
         except BaseException as error:
             told.fail(error)
             raise
         told.end(result)
         return result
 
-    def _tell(self, how: str, command: Sequence[str] | str | None, options: Mapping[str, Any], **more: Any) -> Command:
+    def tell(self, how: str, command: Sequence[str] | str | None, options: Mapping[str, Any], **more: Any) -> Command:
         """Tell the ledger of a command before it runs. Raises LedgerFull or LedgerError."""
         return Command.begin(self._ledger, self.id, how, command, options, **more)
 
@@ -346,7 +324,7 @@ class AsyncSandbox:
         connect, named = self.connection.of_user(user, self.spec.user, background=background)
         params = command_params(command, cwd=cwd, env=env, user=named, timeout_s=timeout_s)
         params |= {"stdin": stdin, "background": background, "tag": tag}
-        told = self._tell("start", command, params | {"user": user})
+        told = self.tell("start", command, params | {"user": user})
         return await AsyncProcess.start(connect, "exec", params, told=told)
 
     async def pty(
@@ -369,9 +347,9 @@ class AsyncSandbox:
                 await AsyncFiles(connect).stat("/bin/sh")
             except PathNotFound:
                 raise AgentError("this box has no shell, /bin/sh is missing: name a program that is in it") from None
-        params = command_params(command or _SHELL, cwd=cwd, env=env, user=named, timeout_s=timeout_s)
+        params = command_params(command or SHELL, cwd=cwd, env=env, user=named, timeout_s=timeout_s)
         params |= {"pty": {"rows": rows, "cols": cols}, "background": background, "tag": tag}
-        told = self._tell("terminal", command, params | {"user": user})
+        told = self.tell("terminal", command, params | {"user": user})
         return await AsyncProcess.start(connect, "exec", params, told=told)
 
     async def cwd(self) -> str:
@@ -437,7 +415,7 @@ class AsyncSandbox:
 
 
 _WORDS = {"exec": "exec", "exec_code": "code"}
-_SHELL = (
+SHELL = (
     'if [ -x "$SHELL" ] && [ "${SHELL##*/}" != nologin ] && [ "${SHELL##*/}" != false ]; then exec "$SHELL"; fi; '
     "if command -v bash >/dev/null; then exec bash; fi; exec sh"
 )

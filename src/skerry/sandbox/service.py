@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,6 +22,10 @@ class _Told(msgspec.Struct, frozen=True):
     service: ServiceStatus | None
 
 
+class _Heard(msgspec.Struct, frozen=True):
+    listening: set[Annotated[int, msgspec.Meta(ge=1, le=65535)]] | None = None
+
+
 async def begin(client: AgentClient, spec: Spec) -> ServiceStatus | None:
     """Have the agent begin the command of the spec, if it has one and does not run it already."""
     if spec.command is None:
@@ -29,6 +33,12 @@ async def begin(client: AgentClient, spec: Spec) -> ServiceStatus | None:
     command: dict[str, Any] = {"image": True} if spec.command == IMAGE_COMMAND else command_params(spec.command)
     policy = {"restart": spec.restart.value, "ports": [port.port for port in spec.ports]}
     return (await client.call("serve", command | policy, type=_Told)).service
+
+
+async def listening(client: AgentClient) -> set[int] | None:
+    """Ports on which something in the box listens, as it tells; None if it does not. That only looks: a box that is
+    idle stays so, and nothing of it is for the ledger."""
+    return (await client.call("service", {"listening": True}, type=_Heard)).listening
 
 
 class AsyncService:

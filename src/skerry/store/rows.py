@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ owner_of = msgspec.json.Decoder(Owner).decode
 digests_of = msgspec.json.Decoder(dict[str, str]).decode
 _plain = msgspec.json.Decoder(dict[str, Any]).decode
 _DECODERS: Mapping[str, Callable[[Any], Any]] = {
-    "spec": msgspec.json.Decoder(Spec).decode,
+    "spec": lru_cache(4096)(msgspec.json.Decoder(Spec).decode),  # its checks are most of what a list costs
     "state": State,
     "owner": owner_of,
     "ephemeral": bool,
@@ -62,17 +63,24 @@ def digests(env: Mapping[str, str], salt: str) -> dict[str, str]:
     return {name: hmac.digest(salt.encode(), value.encode(), "sha256").hex() for name, value in env.items()}
 
 
-def _decoded(columns: str, row: Sequence[Any]) -> dict[str, Any]:
+def _plan(columns: str) -> list[tuple[str, Callable[[Any], Any] | None]]:
+    return [(name, _DECODERS.get(name)) for name in columns.split(", ")]
+
+
+_RECORD, _EVENT = _plan(RECORD), _plan(EVENT)
+
+
+def _decoded(plan: Sequence[tuple[str, Callable[[Any], Any] | None]], row: Sequence[Any]) -> dict[str, Any]:
     """The values of a row by their columns; NULL is None."""
-    found = dict(zip(columns.split(", "), row, strict=True))
-    for name in found.keys() & _DECODERS.keys():
-        found[name] = None if found[name] is None else _DECODERS[name](found[name])
-    return found
+    return {
+        name: value if decode is None or value is None else decode(value)
+        for (name, decode), value in zip(plan, row, strict=True)
+    }
 
 
 def to_record(row: Sequence[Any]) -> Record:
     try:
-        found = _decoded(RECORD, row)
+        found = _decoded(_RECORD, row)
         return Record(end=found.pop("ends"), **found)
     except (msgspec.DecodeError, InvalidSpec, ValueError, TypeError) as error:
         raise StoreCorrupt(f"the registry's record of sandbox {row[0]} cannot be read: {error}") from error
@@ -104,7 +112,7 @@ def to_columns(record: Record) -> dict[str, Any]:
 
 def to_event(row: Sequence[Any]) -> Event:
     try:
-        return Event(**_decoded(EVENT, row))
+        return Event(**_decoded(_EVENT, row))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise StoreCorrupt(f"the registry's event {row[0]} cannot be read: {error}") from error
 

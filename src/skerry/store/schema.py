@@ -95,6 +95,18 @@ MIGRATIONS: list[tuple[str, ...]] = [
         "ALTER TABLE sandboxes ADD COLUMN cid BIGINT",
         "CREATE UNIQUE INDEX sandboxes_cid ON sandboxes (cid)",
     ),
+    (  # what a server keeps beside sandboxes
+        """CREATE TABLE documents (
+            kind TEXT NOT NULL,
+            id TEXT NOT NULL,
+            project TEXT NOT NULL,
+            version BIGINT NOT NULL,
+            created_at DOUBLE PRECISION NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (kind, id)
+        )""",
+        "CREATE INDEX documents_project ON documents (kind, project, id)",
+    ),
 ]
 """Only ever added to; the place of an entry, counted from 1, is the version that it leads to."""
 

@@ -15,21 +15,34 @@ from skerry.ledger.reading import ALL_LINES, AsyncLedger, LineFilter
 from skerry.ledger.verify import Verified
 from skerry.manager.decide import Verdict
 from skerry.manager.images import BuildOptions
-from skerry.manager.manager import ALL, AsyncSandboxManager, Outcome
+from skerry.manager.manager import ALL, AsyncSandboxManager
 from skerry.manager.watch import Explanation
+from skerry.model.executions import Execution, ExecutionEvent, InterpreterInfo
 from skerry.model.records import Cause, Event, Filter, Record
-from skerry.model.results import ExecResult, FileEvent, FileInfo, Metrics, ProcessInfo, ServiceStatus
+from skerry.model.results import (
+    ExecResult,
+    FileDetails,
+    FileEvent,
+    FileInfo,
+    Metrics,
+    Outcome,
+    ProcessInfo,
+    ServiceStatus,
+)
 from skerry.model.spec import SandboxId, Spec, SpecOptions
 from skerry.model.states import State
 from skerry.pool.claim import Binding
 from skerry.pool.pool import AsyncSandboxPool, PoolStats
 from skerry.providers.base import Enforcement, Image, OnProgress, Provider, Snapshot, Volume
-from skerry.sandbox.files import AnyPath, AsyncFiles, AsyncWatch, Readable
+from skerry.sandbox.entries import AnyPath
+from skerry.sandbox.files import AsyncFiles, Readable
+from skerry.sandbox.interpreter import DEFAULT_LIMIT, AsyncInterpreter, AsyncInterpreters, OnExecutionEvent
 from skerry.sandbox.network import AsyncSandboxNetwork, NetworkRules
 from skerry.sandbox.ports import AsyncForward
 from skerry.sandbox.processes import AsyncProcess, AsyncProcesses, ExecOptions
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.sandbox.service import AsyncService
+from skerry.sandbox.watches import AsyncKeptWatch, AsyncWatch
 from skerry.store import Store
 from skerry.sync.loop_thread import ContextTwin, Twin, loop_thread
 
@@ -54,6 +67,10 @@ class Process(ContextTwin[AsyncProcess]):
     def number(self) -> int | None:
         return self._async.number
 
+    @property
+    def pid(self) -> int | None:
+        return self._async.pid
+
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         return loop_thread.iterate(self._async.__aiter__())
 
@@ -69,9 +86,10 @@ class Process(ContextTwin[AsyncProcess]):
         """Its end. Output that was not iterated over is dropped, so that it does not stand in the way."""
         return loop_thread.run(self._async.wait())
 
-    def signal(self, signal: int, *, tree: bool = False) -> None:
-        """Signal its process group, or with `tree` everything that it has started."""
-        loop_thread.run(self._async.signal(signal, tree=tree))
+    def signal(self, signal: int, *, tree: bool = False, alone: bool = False, wait: bool = False) -> None:
+        """Signal its process group, with `tree` everything that it has started, or with `alone` only itself; and with
+        `wait` until it is no more."""
+        loop_thread.run(self._async.signal(signal, tree=tree, alone=alone, wait=wait))
 
     def kill(self) -> None:
         """Kill it and everything that it has started."""
@@ -93,9 +111,10 @@ class Processes(Twin[AsyncProcesses]):
         """Those that run, and background ones that have ended."""
         return loop_thread.run(self._async.list())
 
-    def attach(self, number: int) -> Process:
-        """A background process by its number: what it said last, then what it says."""
-        return Process._of(loop_thread.run(self._async.attach(number)))
+    def attach(self, number: int, *, replay: bool = True) -> Process:
+        """A background process by its number: what it said last, unless there is to be no `replay`, then what it
+        says."""
+        return Process._of(loop_thread.run(self._async.attach(number, replay=replay)))
 
     def signal(self, number: int, signal: int, *, tree: bool = False) -> None:
         """Signal a process by its number."""
@@ -115,6 +134,22 @@ class Watch(ContextTwin[AsyncWatch]):
     def close(self) -> None:
         """Stop watching."""
         loop_thread.run(self._async.close())
+
+
+class KeptWatch(Twin[AsyncKeptWatch]):
+    """A watch that the agent keeps, by a number, when nobody listens: ask it what has happened."""
+
+    @property
+    def number(self) -> int:
+        return self._async.number
+
+    def events(self) -> list[FileEvent]:
+        """All that has happened since the last time, up to this moment. Raises NotFound if it has ended."""
+        return loop_thread.run(self._async.events())
+
+    def end(self) -> None:
+        """Watch no longer. Raises NotFound if it has ended."""
+        loop_thread.run(self._async.end())
 
 
 class Files(Twin[AsyncFiles]):
@@ -143,16 +178,18 @@ class Files(Twin[AsyncFiles]):
         mode: int | None = None,
         atomic: bool = True,
         parents: bool = True,
+        own: bool = False,
     ) -> int:
         """Write a whole file and return its size. Until all of it is there, the old one stays (unless not `atomic`).
-        Raises PathDenied for one that may not be written, also where its folder would let it be replaced."""
-        return loop_thread.run(self._async.write(path, data, mode=mode, atomic=atomic, parents=parents))
+        With `own` it becomes the agent's user's, where that may be. Raises PathDenied for one that may not be written,
+        also where its folder would let it be replaced."""
+        return loop_thread.run(self._async.write(path, data, mode=mode, atomic=atomic, parents=parents, own=own))
 
-    def append(self, path: AnyPath, data: bytes | str) -> int:
+    def append(self, path: AnyPath, data: bytes | str | Readable) -> int:
         """Add to the end of a file and return its size; it is made if missing."""
         return loop_thread.run(self._async.append(path, data))
 
-    def write_at(self, path: AnyPath, offset: int, data: bytes | str) -> int:
+    def write_at(self, path: AnyPath, offset: int, data: bytes | str | Readable) -> int:
         """Write into the middle of a file, in place, and return its size."""
         return loop_thread.run(self._async.write_at(path, offset, data))
 
@@ -172,9 +209,10 @@ class Files(Twin[AsyncFiles]):
         """As `list`, for folders of any size."""
         return loop_thread.iterate(self._async.iter_list(path, depth=depth))
 
-    def make_dir(self, path: AnyPath, *, mode: int = 511, parents: bool = True) -> None:
-        """Make a folder, and with `parents` all above it; then one that is there already is fine."""
-        loop_thread.run(self._async.make_dir(path, mode=mode, parents=parents))
+    def make_dir(self, path: AnyPath, *, mode: int = 511, parents: bool = True, exist_ok: bool | None = None) -> None:
+        """Make a folder, and with `parents` all above it; then one that is there already is fine, unless not
+        `exist_ok`."""
+        loop_thread.run(self._async.make_dir(path, mode=mode, parents=parents, exist_ok=exist_ok))
 
     def move(self, path: AnyPath, to: AnyPath, *, overwrite: bool = True) -> None:
         """Rename a file or folder, also to another filesystem."""
@@ -192,13 +230,37 @@ class Files(Twin[AsyncFiles]):
         """Change the owner, where the box allows it; -1 keeps one."""
         loop_thread.run(self._async.chown(path, uid, gid))
 
+    def details(self, path: AnyPath, *, xattrs: str | None = None) -> FileDetails:
+        """What is known of a file and not only told by `stat`: its owners by name, where a link leads in the end, and
+        the extended attributes whose names begin with `xattrs`."""
+        return loop_thread.run(self._async.details(path, xattrs=xattrs))
+
+    def iter_details(self, path: AnyPath = ".", *, depth: int = 1, xattrs: str | None = None) -> Iterator[FileDetails]:
+        """As `iter_list`, with the details of each."""
+        return loop_thread.iterate(self._async.iter_details(path, depth=depth, xattrs=xattrs))
+
+    def set_xattrs(self, path: AnyPath, new: Mapping[str, bytes], *, replace: str | None = None) -> None:
+        """Set extended attributes of a file; all others whose names begin with `replace` are removed. Raises
+        Unsupported where the file system has none."""
+        loop_thread.run(self._async.set_xattrs(path, new, replace=replace))
+
     def symlink(self, path: AnyPath, target: str) -> None:
         """Make `path` a link that points to `target`."""
         loop_thread.run(self._async.symlink(path, target))
 
-    def watch(self, path: AnyPath = ".", *, recursive: bool = True) -> Watch:
-        """Changes below a folder, from now on: `with files.watch(...) as events: for ...`."""
-        return Watch._of(loop_thread.run(self._async.watch(path, recursive=recursive)))
+    def watch(self, path: AnyPath = ".", *, recursive: bool = True, exact: bool = False) -> Watch:
+        """Changes below a folder, from now on: `with files.watch(...) as events: for ...`. One that
+        is `exact` tells both sides of a move, `moved_from` and `moved_to`."""
+        return Watch._of(loop_thread.run(self._async.watch(path, recursive=recursive, exact=exact)))
+
+    def keep_watch(self, path: AnyPath = ".", *, recursive: bool = True, exact: bool = False) -> KeptWatch:
+        """A watch that the sandbox itself keeps, for those who come back and ask. Of more than 64 the one that nobody
+        has asked for longest ends."""
+        return KeptWatch._of(loop_thread.run(self._async.keep_watch(path, recursive=recursive, exact=exact)))
+
+    def kept_watch(self, number: int) -> KeptWatch:
+        """A watch that was kept, by its number."""
+        return KeptWatch._of(self._async.kept_watch(number))
 
     def upload(self, local: str | os.PathLike[str], remote: AnyPath) -> None:
         """Copy a file or a folder of the host into the sandbox."""
@@ -304,6 +366,95 @@ class SandboxNetwork(Twin[AsyncSandboxNetwork]):
             loop_thread.run(twin.__aexit__(None, None, None))
 
 
+class Interpreter(Twin[AsyncInterpreter]):
+    """A context that remembers: variables, imports and the working folder stay from one run to the next."""
+
+    @property
+    def name(self) -> str:
+        return self._async.name
+
+    @property
+    def language(self) -> str:
+        return self._async.language
+
+    @property
+    def engine(self) -> str:
+        return self._async.engine
+
+    @property
+    def cwd(self) -> str:
+        return self._async.cwd
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        on_event: OnExecutionEvent | None = None,
+    ) -> Execution:
+        """Run code to its end. What it raises is a result. After `timeout_s` (the spec's if nothing is said; 0 is any
+        time) it is interrupted, and the interpreter lives on with all that it knows. At most `limit` letters of each
+        output are kept. `env` is set meanwhile. Raises InterpreterDied if the code ended its interpreter,
+        InterpreterKilled if something else did."""
+        return loop_thread.run(self._async.run(code, timeout_s=timeout_s, env=env, limit=limit, on_event=on_event))
+
+    def stream(
+        self,
+        code: str,
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+    ) -> Iterator[ExecutionEvent]:
+        """Run code, and yield what happens as it happens; the last event is the end. Leaving the loop before
+        interrupts the code. Raises as `run` does."""
+        return loop_thread.iterate(self._async.stream(code, timeout_s=timeout_s, env=env, limit=limit))
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, as Ctrl-C does; quiet if nothing runs."""
+        loop_thread.run(self._async.interrupt())
+
+    def restart(self) -> None:
+        """Start it anew, with nothing that it knew. What runs ends with InterpreterDied."""
+        loop_thread.run(self._async.restart())
+
+    def ready(self) -> None:
+        """Wait until it can run code. Raises InterpreterNotFound if it never will."""
+        loop_thread.run(self._async.ready())
+
+    def close(self) -> None:
+        """End it, with all that it knows and has started. Quiet if it has ended already."""
+        loop_thread.run(self._async.close())
+
+
+class Interpreters(Twin[AsyncInterpreters]):
+    """All interpreters of a sandbox."""
+
+    def open(
+        self,
+        language: str = "python",
+        *,
+        name: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        engine: str = "auto",
+    ) -> Interpreter:
+        """The interpreter of that name, which is made if there is none; without a name the one that everybody shares
+        who wants that language. Raises InterpreterNotFound, and Conflict if there is one that was made otherwise.
+        """
+        return Interpreter._of(loop_thread.run(self._async.open(language, name=name, cwd=cwd, env=env, engine=engine)))
+
+    def list(self) -> list[InterpreterInfo]:
+        """Those that live."""
+        return loop_thread.run(self._async.list())
+
+    def get(self, name: str) -> Interpreter:
+        """One that lives, whoever made it. Raises NotFound."""
+        return Interpreter._of(loop_thread.run(self._async.get(name)))
+
+
 class Sandbox(ContextTwin[AsyncSandbox]):
     """An isolated machine. `with Sandbox(memory="512M") as sandbox:` makes one and destroys it at the end.
 
@@ -342,6 +493,10 @@ class Sandbox(ContextTwin[AsyncSandbox]):
     @property
     def network(self) -> SandboxNetwork:
         return SandboxNetwork._of(self._async.network)
+
+    @property
+    def interpreters(self) -> Interpreters:
+        return Interpreters._of(self._async.interpreters)
 
     def __init__(self, *, provider_object: Provider | None = None, **options: Unpack[SpecOptions]) -> None:
         """With a provider object of your own it is yours alone, in a registry that only this object has."""
@@ -399,6 +554,22 @@ class Sandbox(ContextTwin[AsyncSandbox]):
     def run_code(self, language: str | None, code: str | bytes, **options: Unpack[ExecOptions]) -> ExecResult:
         """Run code in a language (None: the spec's). Raises InterpreterNotFound if the box has none for it."""
         return loop_thread.run(self._async.run_code(language, code, **options))
+
+    def interpreter(
+        self,
+        language: str = "python",
+        *,
+        name: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        engine: str = "auto",
+    ) -> Interpreter:
+        """An interpreter that remembers what is run in it: the one of that name, which is made if there is none;
+        without a name, the one that everybody shares who wants that language. Raises InterpreterNotFound, Conflict.
+        """
+        return Interpreter._of(
+            loop_thread.run(self._async.interpreter(language, name=name, cwd=cwd, env=env, engine=engine))
+        )
 
     def start(
         self,
@@ -494,6 +665,19 @@ class Ledger(Twin[AsyncLedger]):
     def show(self, filter: LineFilter = ALL_LINES, *, tail: int | None = None) -> Iterator[Line]:
         """The lines that fit, the oldest first; with `tail` the last so many of them. Raises LedgerError."""
         return loop_thread.iterate(self._async.show(filter, tail=tail))
+
+    def page(
+        self,
+        filter: LineFilter = ALL_LINES,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        timeout_s: float = 30.0,
+    ) -> list[Line]:
+        """At most so many of the lines that fit, the oldest or the `newest` first, after the one of that number in that
+        order. Raises LedgerError, and CallTimeout."""
+        return loop_thread.run(self._async.page(filter, after=after, limit=limit, newest=newest, timeout_s=timeout_s))
 
     def follow(self, filter: LineFilter = ALL_LINES, *, after: int | None = None) -> Iterator[Line]:
         """The lines that fit as they are written, over rotations, until it is left: those after a number, or from now
@@ -806,11 +990,19 @@ class SandboxPool(ContextTwin[AsyncSandboxPool]):
         size: int = 4,
         max_boots: int = 2,
         max_age_s: float = 3600.0,
+        interpreters: Sequence[str] = (),
         **options: Unpack[SpecOptions],
     ) -> None:
-        """`max_boots` is how many boot at once; one that waited for `max_age_s` is replaced by a fresh one."""
+        """`max_boots` is how many boot at once; one that waited for `max_age_s` is replaced by a fresh one. Each
+        has an interpreter of these languages ready, which remembers nothing yet."""
         self._async = AsyncSandboxPool(
-            manager._async, spec, size=size, max_boots=max_boots, max_age_s=max_age_s, **options
+            manager._async,
+            spec,
+            size=size,
+            max_boots=max_boots,
+            max_age_s=max_age_s,
+            interpreters=interpreters,
+            **options,
         )
 
     def acquire(self, *, ephemeral: bool = False, **bind: Unpack[Binding]) -> Sandbox:
@@ -949,3 +1141,11 @@ class Fleet(Twin[Any]):
     ) -> Sequence[str]:
         """End every member of a phase, as `down` does for all. Phases that wait for it stay as they are."""
         return loop_thread.run(self._async.stop_phase(phase, volumes=volumes, grace_s=grace_s, on_event=on_event))
+
+
+def connect(url: str | None = None, token: str | None = None, *, ca: str | None = None) -> SandboxManager:
+    """The manager of a server, to be entered with `with`: at `https://host`, `http://host:port` or `unix:///path`. What
+    is not given is as the configuration says (SKERRY_URL, SKERRY_TOKEN, `skerry context`). Raises ConfigError."""
+    from skerry.remote.manager import aconnect
+
+    return SandboxManager._of(aconnect(url, token, ca=ca))

@@ -6,11 +6,12 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Self, TypeVar
 
+from skerry import aio
 from skerry.errors import WrongState
 
 T = TypeVar("T")
@@ -30,7 +31,8 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    def running_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop, which is started if need be."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -41,7 +43,30 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`. Ctrl-C cancels it and waits for its end: a sandbox may be destroyed in it."""
-        loop = self._running_loop()
+        done, cancel = self._begin(work)
+        try:
+            return done.result()
+        except BaseException:
+            if not done.done():
+                cancel()
+                done.exception()
+            raise
+
+    async def lend(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, for a coroutine in a loop of its own. Cancelling that cancels it and waits for its
+        end."""
+        done, cancel = self._begin(work)
+        ended = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            cancel()
+            await aio.run_to_end(_settle(ended))
+            raise
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> tuple[Future[T], Callable[[], object]]:
+        """Start `work` in the loop: its result to be, and what cancels it."""
+        loop = self.running_loop()
         if threading.current_thread() is self._thread:
             raise WrongState("a callback runs in skerry's own loop: call nothing synchronous from it")
         done: Future[T] = Future()
@@ -52,13 +77,7 @@ class LoopThread:
             tasks[0].add_done_callback(lambda task: _pass_on(task, done))
 
         loop.call_soon_threadsafe(start)
-        try:
-            return done.result()
-        except BaseException:
-            if not done.done():
-                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-                done.exception()
-            raise
+        return done, lambda: loop.call_soon_threadsafe(lambda: tasks[0].cancel())
 
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """An async iterator as an ordinary one; it is closed when the loop over it is left."""
@@ -79,6 +98,12 @@ class LoopThread:
             close = getattr(items, "aclose", None)
             if close is not None:
                 self.run(close())
+
+
+async def _settle(ended: asyncio.Future[Any]) -> None:
+    await asyncio.wait([ended])
+    if not ended.cancelled():
+        ended.exception()
 
 
 def _pass_on(task: asyncio.Task[T], done: Future[T]) -> None:

@@ -145,10 +145,20 @@ class VmFolder:
 
     def is_running(self) -> bool:
         """Whether it runs, or has just ended and its warden is about to tell how."""
+        warden, vmm = self._processes() or (None, None)
+        return bool(warden and vmm and warden.is_alive() and (vmm.is_alive() or self.read_end() is None))
+
+    def is_left_alone(self) -> bool:
+        """Whether its hypervisor lives and its warden does not."""
+        warden, vmm = self._processes() or (None, None)
+        return bool(warden and vmm and vmm.is_alive() and not warden.is_alive())
+
+    def _processes(self) -> tuple[Process, Process] | None:
+        """Warden and hypervisor of a start in this boot of the host, alive or not."""
         vm = self.read()
         if vm is None or vm.warden is None or vm.vmm is None or vm.boot_id != boot_id():
-            return False
-        return vm.warden.is_alive() and (vm.vmm.is_alive() or self.read_end() is None)
+            return None
+        return vm.warden, vm.vmm
 
     def how_it_ended(self) -> str:
         """Its end in words for people; empty while it runs."""

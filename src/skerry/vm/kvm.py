@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from skerry.clock import boot_id
-from skerry.errors import ProviderError
+from skerry.errors import CreateFailed, ProviderError, ProviderUnavailable
 from skerry.host import locks, uids
 from skerry.vm.base import Hypervisor, Kernel, Machine
 from skerry.vm.folder import VmFolder
@@ -24,6 +24,7 @@ _log = logging.getLogger("skerry.vm")
 DEVICE = "/dev/kvm"
 _OTHERS = stat.S_IROTH | stat.S_IWOTH
 _GROUP = stat.S_IRGRP | stat.S_IWGRP
+_LAST_WORDS_S = 1.0
 SAID = "skerry: this kernel runs"
 """Words of a guest with `skerry.probe` on its command line, before it ends."""
 
@@ -74,12 +75,22 @@ async def try_guest(
     folder = VmFolder(cache / f"{prefix}{secrets.token_hex(6)}")
     folder.make()
     with locks.holding(folder.path):
+        how = ""
         try:
-            await boot(folder)
-            await folder.wait(timeout_s)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await boot(folder)
+                    await folder.wait(timeout_s)
+            except TimeoutError:
+                how = f"it said nothing in {timeout_s:g} s"
+            except (ProviderUnavailable, CreateFailed):
+                raise  # with all that there is to say
+            except ProviderError as error:
+                await folder.wait(_LAST_WORDS_S)
+                how = str(error)
             said = folder.read_console()
             if SAID not in said:
-                how = folder.how_it_ended() or f"it said nothing in {timeout_s:g} s"
+                how = how or folder.how_it_ended() or f"it said nothing in {timeout_s:g} s"
                 raise ProviderError(f"{how}: {said.strip()[-500:]}")
         finally:
             await _clear(hypervisor, folder)

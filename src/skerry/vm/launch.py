@@ -151,14 +151,30 @@ def kill(folder: VmFolder, timeout_s: float = 10) -> None:
         vm = folder.read() if exists else None
         if vm is None:
             return
-        while found := _processes_of(folder, vm):
-            _log.debug("killing %d processes of the machine in %s", len(found), folder.path)
-            if not processes.wait_until_dead(found, max(0.0, deadline - time.monotonic()), kill=True):
-                raise ProviderError(f"processes of the machine in {folder.path} do not die: {found}")
+        _kill_processes(folder, vm, deadline)
         cgroup.remove([Path(group) for group in vm.groups], max(0.0, deadline - time.monotonic()))
         if vm.cid is not None:
             free_cid(vm.cid, folder.path)
         folder.remove_sockets()
+
+
+def kill_if_left_alone(folder: VmFolder, timeout_s: float = 10) -> None:
+    """Kill a hypervisor that has outlived its warden, as a jailer's does, before anybody takes it for ended: nobody
+    keeps its console or would tell of its end. Raises ProviderError if it does not die."""
+    if not folder.is_left_alone():
+        return
+    with folder.locked(timeout_s) as exists:
+        vm = folder.read() if exists else None
+        if vm is not None and folder.is_left_alone():  # it may be another one by now
+            _log.warning("killing the machine in %s, which has lost its warden", folder.path)
+            _kill_processes(folder, vm, time.monotonic() + timeout_s)
+
+
+def _kill_processes(folder: VmFolder, vm: Vm, deadline: float) -> None:
+    while found := _processes_of(folder, vm):
+        _log.debug("killing %d processes of the machine in %s", len(found), folder.path)
+        if not processes.wait_until_dead(found, max(0.0, deadline - time.monotonic()), kill=True):
+            raise ProviderError(f"processes of the machine in {folder.path} do not die: {found}")
 
 
 def _processes_of(folder: VmFolder, vm: Vm) -> set[Process]:
@@ -215,13 +231,15 @@ def _give_to(uid: int | None, folder: VmFolder, launch: Launch, *, is_first: boo
         return
     os.chown(folder.path, 0, uid)
     os.chmod(folder.path, 0o1770)
-    for name in (*launch.own, CONSOLE, OLDER_CONSOLE):
+    # a warden that stays root may open nobody else's file in a sticky folder, where fs.protected_regular is set
+    keeper = uid if launch.jail is None else 0
+    for name, owner in (*((name, uid) for name in launch.own), (CONSOLE, keeper), (OLDER_CONSOLE, keeper)):
         with contextlib.suppress(FileNotFoundError):
-            _give_file(folder.path / name, uid, is_first=is_first)
+            _give_file(folder.path / name, owner, is_first=is_first)
 
 
 def _give_file(path: Path, uid: int, *, is_first: bool) -> None:
-    """Give a file to the machine's uid, but no link, nor what an earlier run of it may have put in its place: before
+    """Give a file to a uid, but no link, nor what an earlier run of it may have put in its place: before
     the first, all is ours, and a volume has two names. Raises ProviderError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

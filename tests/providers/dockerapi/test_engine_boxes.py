@@ -84,7 +84,7 @@ async def test_boxes_meet_on_a_network_by_its_name(make: Any, docker_daemon: Dae
         one, other = [await make("busybox", network="skerry-test-net") for _ in range(2)]
         assert "skerry-test-net (bridge) with all others there; leads nowhere else" in one.enforced["network"].by
         address = (await one.exec("hostname -i")).text.strip()
-        await one.start("while true; do echo hello | nc -l -p 7000; done", background=True)
+        await one.start("nc -ll -p 7000 -e echo hello", background=True)
         assert (await other.exec(f"until nc -w 1 {address} 7000; do :; done", timeout_s=20)).text == "hello\n"
         with pytest.raises(Unsupported, match=r"no network 'skerry-test'.*skerry-test-net"):
             await make("busybox", network="skerry-test")

@@ -11,16 +11,17 @@ from vm.firecracker.installing import StandIns, install
 
 from skerry.host import uids
 from skerry.providers.firecracker import Firecracker
-from skerry.providers.machine import provider as machine_provider
-from skerry.providers.machine.images import Sources
+from skerry.providers.machine import images
 from skerry.vm.firecracker import probe
+from skerry.vm.images import disks
 
 
 @pytest.fixture
 def world_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """For this test alone, which has to leave nothing that runs there."""
-    monkeypatch.setattr(machine_provider, "Sources", Sources)
-    monkeypatch.setattr(probe, "check_device", probe.check_device)
+    replaced = [(images, "ImageStore"), (disks, "runtime_disk"), (disks, "blank_disk"), (probe, "check_device")]
+    for module, name in replaced:
+        monkeypatch.setattr(module, name, getattr(module, name))
     folder = Path(tempfile.mkdtemp(prefix="skerry-fc-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder

@@ -6,57 +6,53 @@ import os
 import time
 from pathlib import Path
 
+from vm.firecracker.world import kernel_head
+
 from skerry.providers.firecracker import Firecracker, FirecrackerConfig
-from skerry.providers.machine.images import Source, Sources
+from skerry.providers.machine import images
 from skerry.vm.base import Kernel
 from skerry.vm.firecracker import probe
-from skerry.vm.images.store import VmImage
-
-_MIB = 1 << 20
-_MACHINES = {"x86_64": 62, "aarch64": 183}
+from skerry.vm.images import disks
+from skerry.vm.images.store import ImageStore, VmImage
 
 
-class NoImages(Sources):
+class NoStore(ImageStore):
     """In place of images: files of which only the stand-in's drives are made."""
 
     folder: Path
 
-    async def find(self, name: str | None) -> Source:
-        image = VmImage(
+    async def resolve(self, name: str) -> VmImage:
+        return VmImage(
             id="sha256:0",
             names=("minimal",),
             rootfs=_file(self.folder / "root.ext4", b"root"),
-            kernel=self._a_kernel(),
+            kernel=await self.kernel(),
             env={},
             user="",
             cwd="",
             size=4,
             created_at=time.time(),
         )
-        runtime = _file(self.folder / "runtime.ext4", b"runtime")
-        return Source(asked=name or "minimal", image=image, runtime_key="r", runtime=runtime)
 
-    def kernel(self) -> Kernel:
-        return self._a_kernel()
-
-    async def find_kernel(self) -> None:
-        return
-
-    async def blank(self, size: int = _MIB, *, journal: bool = False) -> Path:
-        path = _file(self.folder / f"{size}.ext4", b"")
-        os.truncate(path, size)
-        return path
-
-    def _a_kernel(self) -> Kernel:
-        head = b"\x7fELF".ljust(16, b"\0") + bytes([2, 0, _MACHINES[os.uname().machine], 0])
+    async def kernel(self, version: str = "") -> Kernel:
         return Kernel(
             key="k",
             version="6.12",
             own=True,
             vmlinuz=self.folder / "none",
-            vmlinux=_file(self.folder / "vmlinux", head.ljust(1024, b"\0")),
+            vmlinux=_file(self.folder / "vmlinux", kernel_head()),
             initrd=_file(self.folder / "initrd", b"initrd"),
         )
+
+
+async def _runtime_disk(_cache: Path, *, has_python: bool = True) -> tuple[str, Path]:
+    return "r", _file(NoStore.folder / "runtime.ext4", b"runtime")
+
+
+async def _blank_disk(_cache: Path, size: int, *, journal: bool = False) -> Path:
+    path = _file(NoStore.folder / f"{size}.ext4", b"")
+    os.truncate(path, size)
+    return path
 
 
 def _file(path: Path, data: bytes) -> Path:
@@ -72,12 +68,11 @@ def provider_on(folder: Path, *, jailed: bool) -> Firecracker:
 
 def config_on(folder: Path, *, jailed: bool, template: bool = True) -> FirecrackerConfig:
     """Its stand-ins are in `folder / "bin"`. It believes in /dev/kvm without a look."""
-    from skerry.providers.machine import provider as module
-
-    NoImages.folder = folder / "files"
-    NoImages.folder.mkdir(exist_ok=True)
-    module.Sources = NoImages  # type: ignore[misc]
-    probe.check_device = lambda *_: None
+    NoStore.folder = folder / "files"
+    NoStore.folder.mkdir(exist_ok=True)
+    images.ImageStore = NoStore  # type: ignore[misc]
+    disks.runtime_disk, disks.blank_disk = _runtime_disk, _blank_disk
+    probe.check_device = lambda **_: None
     return FirecrackerConfig(
         state_dir=str(folder / "state"),
         cache_dir=str(folder / "cache"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,19 +19,30 @@ from providers.firecracker import fc_victim
 from providers.firecracker.fc_world import config_on, provider_on, running_in
 from vm.firecracker.installing import StandIns
 
-from skerry.errors import CreateFailed, ProviderError, ProviderUnavailable, SkerryError, Unsupported
-from skerry.host import uids
+from skerry.errors import (
+    AgentUnreachable,
+    CreateFailed,
+    ProviderError,
+    ProviderUnavailable,
+    SkerryError,
+    Unsupported,
+    WrongState,
+)
+from skerry.host import processes, uids
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.spec import Network, Spec, new_id
 from skerry.net.http import HttpClient
 from skerry.providers.base import BoxState
 from skerry.providers.firecracker import Firecracker
 from skerry.providers.machine import plan
+from skerry.providers.machine import provider as machine_provider
 from skerry.providers.shared import loopback
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance import base as conformance
 from skerry.testing.conformance.base import eventually
+from skerry.vm import guest
 from skerry.vm.base import FIRST_CID
+from skerry.vm.firecracker import probe
 from skerry.vm.firecracker.jail import API
 from skerry.vm.firecracker.snapshot_note import MachineNote
 from skerry.vm.folder import VmFolder
@@ -138,6 +150,21 @@ async def test_a_stopped_box_has_its_files_when_it_is_started(make: Make, provid
     assert await sandbox.files.read_text("kept") == "over the stop"
 
 
+@pytest.mark.parametrize("is_proven", [True, False])
+async def test_another_process_starts_a_stopped_box(
+    make: Make, provider: Firecracker, world_folder: Path, is_proven: bool
+) -> None:
+    """It has not looked for a kernel to try KVM with: it takes the box's own, if KVM is not proven already."""
+    sandbox = await make()
+    await provider.stop(sandbox.id)
+    if not is_proven:
+        (world_folder / "cache/vm/firecracker-kvm.json").unlink()
+    another = provider_on(world_folder, jailed=uids.are_available())
+    await another.start(sandbox.id, sandbox.spec)
+    await another.aclose()
+    assert (await provider.discover())[sandbox.id].state is BoxState.RUNNING
+
+
 async def test_a_paused_box_goes_on_where_it_was(make: Make, provider: Firecracker) -> None:
     sandbox = await make()
     await provider.pause(sandbox.id)
@@ -147,7 +174,27 @@ async def test_a_paused_box_goes_on_where_it_was(make: Make, provider: Firecrack
     assert (await sandbox.exec("echo on")).text == "on\n"
 
 
-async def test_a_box_made_of_a_snapshot_has_its_files(make: Make, provider: Firecracker) -> None:
+async def test_a_box_that_does_not_go_on_after_its_pause_is_told(
+    make: Make, provider: Firecracker, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "loses_what_it_resumes", lambda version: False)
+    for name in ("_CONTROL_S", "_FREEZE_S"):
+        monkeypatch.setattr(machine_provider, name, 0.5)
+    stand_ins.be("1.16.1")
+    sandbox = await make()
+    await provider.pause(sandbox.id)
+    with pytest.raises(ProviderError, match="its guest does not go on"):
+        await provider.resume(sandbox.id)
+    with pytest.raises(ProviderError):
+        await provider.snapshot(sandbox.id, "broken")
+    assert await provider.snapshots() == []
+
+
+@pytest.mark.parametrize("version", ["1.15.1", "1.16.1"])
+async def test_a_box_made_of_a_snapshot_has_its_files(
+    make: Make, provider: Firecracker, stand_ins: StandIns, version: str
+) -> None:
+    stand_ins.be(version)
     sandbox = await make()
     await sandbox.files.write("kept", "then")
     await provider.snapshot(sandbox.id, "before")
@@ -178,10 +225,38 @@ async def test_a_box_whose_processes_are_killed_is_stopped_and_gone_after_a_dest
         return (await provider.discover())[sandbox.id].state is BoxState.STOPPED
 
     await eventually(is_stopped, "the box is stopped: its disk is there, and it can be started again")
+    assert running_in(world_folder) == set(), "what is called stopped does not run"
     with pytest.raises(SkerryError):
         await sandbox.exec("true")
     await provider.destroy(sandbox.id)
     assert running_in(world_folder) == set()
+
+
+@pytest.mark.parametrize("verb", ["snapshot", "pause", "start", "dial"])
+async def test_no_verb_takes_a_machine_that_has_lost_its_warden_for_a_stopped_one(
+    make: Make, provider: Firecracker, world_folder: Path, verb: str
+) -> None:
+    """A jailed one outlives its warden: a copy of its disk would be of one that changes."""
+    sandbox = await make()
+    await sandbox.files.write("kept", "here")
+    async with guest.control(_machine(world_folder, sandbox), 10) as client:
+        await client.call("freeze", type=dict[str, Any])
+    vm = _machine(world_folder, sandbox).read()
+    assert vm is not None
+    assert vm.warden is not None
+    assert vm.vmm is not None
+    os.kill(vm.warden.pid, signal.SIGKILL)
+    await asyncio.to_thread(processes.wait_until_dead, [vm.warden], 10)
+    if verb == "snapshot":
+        await provider.snapshot(sandbox.id, "dead")
+        await provider.remove_snapshot("dead")
+    elif verb == "start":
+        await provider.start(sandbox.id, sandbox.spec)
+        assert await sandbox.files.read_text("kept") == "here"
+    else:
+        with pytest.raises((WrongState, AgentUnreachable), match="not run"):
+            await (provider.pause(sandbox.id) if verb == "pause" else provider.dial(sandbox.id))
+    assert not vm.vmm.is_alive()
 
 
 async def test_a_template_that_cannot_be_restored_is_made_anew(
@@ -259,6 +334,26 @@ async def test_doctor_is_told_of_the_jail(provider: Firecracker, world_folder: P
         assert without["jail"].why_not == "there is no jailer"
     else:
         assert told["jail"].why_not
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("1.15.1", None),
+        ("1.17.0-dev", None),
+        ("1.16.1", "1.16.1 loses guests that its API pauses.*; 1.15.1 is good"),
+        ("1.14.2", "never driven on 1.14.2; 1.15.1 is good"),
+    ],
+)
+async def test_doctor_is_told_which_version_is_good(
+    provider: Firecracker, stand_ins: StandIns, version: str, told: str | None
+) -> None:
+    stand_ins.be(version)
+    found = (await provider.describe())["version"]
+    if told is None:
+        assert found.by == version.removesuffix("-dev")
+    else:
+        assert re.search(told, found.why_not)
 
 
 async def test_a_host_without_firecracker_is_unavailable(world_folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.errors import Conflict, LimitReached, NotFound, ProviderError, SkerryError
+from skerry.errors import BoxFull, Conflict, LimitReached, NotFound, ProviderError, SkerryError
 from skerry.providers.incus import api
 
 
@@ -12,7 +12,7 @@ from skerry.providers.incus import api
     ("status", "text", "error", "advice"),
     [
         (500, "write /x: no space left on device", LimitReached, "free some room"),
-        (500, "Failed: Disk quota exceeded", LimitReached, "larger disk="),
+        (500, "Failed: Disk quota exceeded", BoxFull, "larger disk="),
         (500, "fork/exec /usr/bin/tar: cannot allocate memory", LimitReached, "out of memory"),
         (500, 'Reached maximum number of instances of type "container" in project "p"', LimitReached, "project set"),
         (500, "Not enough uid/gid available for the container", LimitReached, "subuid"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,15 @@ async def test_boxes_are_the_first_to_be_killed_where_memory_runs_out(make: Make
             await scores.check_first_to_be_killed(sandbox, user)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may say which number the next process has")
+async def test_an_agent_is_found_though_the_hosts_numbers_of_processes_have_begun_anew(make: Make) -> None:
+    sandbox = await make()
+    Path("/proc/sys/kernel/ns_last_pid").write_text("300")
+    process = await sandbox.start(["sleep", "1000"], background=True)
+    await sandbox.close()
+    assert [each.process for each in await sandbox.processes.list() if each.running] == [process.number]
+
+
 async def test_boxes_meet_on_a_network_by_its_name(make: Make, incus_daemon: Incusd) -> None:
     name = f"{incus_daemon.bridge}n"
     config = {"ipv4.address": str(free_subnet()), "ipv4.nat": "false", "ipv6.address": "none"}
@@ -219,7 +229,7 @@ async def test_boxes_meet_on_a_network_by_its_name(make: Make, incus_daemon: Inc
     try:
         one, other = [await make(network=name) for _ in range(2)]
         address = (await one.exec("ip -4 -o addr show eth0 | sed 's/.*inet //; s,/.*,,'")).text.strip()
-        await one.start("while true; do echo hello | nc -l -p 7000; done", background=True)
+        await one.start("nc -ll -p 7000 -e echo hello", background=True)
         assert (await other.exec(f"until nc -w 1 {address} 7000; do :; done", timeout_s=20)).text == "hello\n"
         with pytest.raises(Unsupported, match=f"no managed bridge none-such.*{name}"):
             await make(network="none-such")

@@ -25,12 +25,14 @@ from skerry.providers.local import Local
 
 
 class TestLocal(EscapeCases, AbuseCases, TakeoverCases, StrangerCases):
+    """Boxes that a zygote forks."""
+
     column = "local, root" if os.geteuid() == 0 else "local, user"
     with_disk: ClassVar[SpecOptions] = {"disk": "64M"}
 
     @pytest.fixture
-    def provider(self, local: Local) -> Local:
-        return local
+    def provider(self, warm: Local) -> Local:
+        return warm
 
     @ON_X86
     async def test_the_probe_would_see_an_open_door(self, make: Make, local: Local, tmp_path: Path) -> None:
@@ -45,6 +47,17 @@ class TestLocal(EscapeCases, AbuseCases, TakeoverCases, StrangerCases):
         assert len(found) >= 25, sorted(found)
         if "B01" in found:  # a kernel with calls of 32 bits
             assert {"B04", "B05", "B06"} <= found
+
+
+class TestLocalOfBubblewrap(EscapeCases, TakeoverCases, StrangerCases):
+    """Boxes that bubblewrap makes, where there is no zygote."""
+
+    column = "local, root" if os.geteuid() == 0 else "local, user"
+
+    @pytest.fixture
+    def provider(self, local: Local, monkeypatch: pytest.MonkeyPatch) -> Local:
+        monkeypatch.setattr(local, "_zygotes", None)
+        return local
 
 
 class TestLocalAsUser(CatalogueCases):

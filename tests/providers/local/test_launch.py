@@ -138,8 +138,18 @@ async def test_two_boxes_have_different_uids_on_the_host_and_neither_is_root(loc
 
 def test_no_uid_is_given_out_twice(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        taken = list(threads.map(lambda _: uids.take(tmp_path / "counter"), range(200)))
+        taken = list(threads.map(lambda _: uids.take(tmp_path / "counter", tmp_path / "reserved"), range(200)))
     assert len(set(taken)) == 200
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+def test_no_uid_is_given_out_again_after_the_host_was_booted(tmp_path: Path, count: int) -> None:
+    """What is in /run is gone then, and the files of stopped boxes are not."""
+    (tmp_path / "counter").write_bytes(b"700")  # of a version that reserved none
+    for _ in range(3):
+        taken = [uids.take(tmp_path / "counter", tmp_path / "reserved") for _ in range(count)]
+        (tmp_path / "counter").unlink()
+        assert uids.take(tmp_path / "counter", tmp_path / "reserved") > max(taken)
 
 
 def test_the_log_of_a_start_cannot_grow() -> None:

@@ -77,6 +77,7 @@ async def test_a_box_whose_ports_stay_closed_is_no_box(local: Local, monkeypatch
         argv = ["/bin/sh", "-c", "echo no such luck >&2; exit 1"]
         return os.posix_spawn(argv[0], argv, {}, file_actions=[(os.POSIX_SPAWN_DUP2, log_fd, 2)])
 
+    monkeypatch.setattr(local, "_zygotes", None)  # a fork opens them itself
     monkeypatch.setattr(Host, "open_low_ports", fail)
     with pytest.raises(CreateFailed, match="ip_unprivileged_port_start") as raised:
         await create_or_nothing(local, new_id(), Spec(network=Network.RULES))

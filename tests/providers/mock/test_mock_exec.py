@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from skerry.errors import LimitReached, PathNotFound, SkerryError
+from skerry.errors import BoxFull, PathNotFound, SkerryError
 from skerry.providers.mock import Mock
 from skerry.sandbox.sandbox import AsyncSandbox
 
@@ -128,7 +128,7 @@ async def test_the_pids_limit_is_held(mock_provider: Mock) -> None:
         assert "Resource temporarily unavailable" in refused.error_text
         for _ in range(3):
             await sandbox.start(["sleep", "100"], background=True)
-        with pytest.raises(LimitReached, match="cannot start a process"):
+        with pytest.raises(BoxFull, match="cannot start a process"):
             await sandbox.exec(["true"])
 
 

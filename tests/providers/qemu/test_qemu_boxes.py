@@ -22,7 +22,8 @@ from skerry.providers.machine.boxes import MachineBox
 from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.vm import launch
-from skerry.vm.base import EMULATED, Kernel
+from skerry.vm.base import EMULATED, Capabilities, Kernel
+from skerry.vm.qemu.hypervisor import QemuHypervisor
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -126,6 +127,27 @@ async def test_root_does_what_package_managers_and_servers_do(make: Make) -> Non
     sandbox = await make(user="root", writable_root=True)
     script = "echo x > /usr/f && chown 33:44 /usr/f && chmod 600 /usr/f && cat /usr/f && stat -c %u:%g /usr/f"
     assert (await sandbox.exec(script)).text == "x\n33:44\n"
+
+
+async def test_another_process_starts_a_box_on_what_its_kernel_was_found_to_run_on(
+    make: Make, qemu: Qemu, config: QemuConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a kernel to try it with, KVM would count as not there."""
+    sandbox = await make()
+    await qemu.stop(sandbox.id)
+    tried: list[Kernel | None] = []
+    probe = QemuHypervisor.probe
+
+    async def noted(hypervisor: QemuHypervisor) -> Capabilities:
+        tried.append(hypervisor._any_kernel())
+        return await probe(hypervisor)
+
+    monkeypatch.setattr(QemuHypervisor, "probe", noted)
+    another = Qemu(config)
+    await another.start(sandbox.id, sandbox.spec)
+    await another.aclose()
+    assert tried
+    assert None not in tried
 
 
 async def test_data_has_one_user_at_a_time(make: Make, qemu: Qemu) -> None:
@@ -241,7 +263,7 @@ async def test_the_environment_of_a_box_is_nowhere_on_the_hosts_disk(make: Make,
 
 
 async def test_an_admin_of_a_machine_installs_a_package(make: Make, qemu: Qemu, tmp_path: Path) -> None:
-    image = await qemu.import_image(make_debian(), "skerry-test-debian", lambda _: None)
+    await qemu.import_image(make_debian(), "skerry-test-debian", lambda _: None)
     try:
         sandbox = await make(image="skerry-test-debian", admin=True, memory="256M")
         assert sandbox.enforced["admin"].by == "root of a kernel of its own"
@@ -253,4 +275,4 @@ async def test_an_admin_of_a_machine_installs_a_package(make: Make, qemu: Qemu, 
         assert (await plain.exec("grep NoNewPrivs /proc/self/status")).text.split()[1] == "1"
         await plain.destroy()
     finally:
-        await qemu.remove_image(image.id)
+        await qemu.remove_image("skerry-test-debian")  # others may have it under a name of theirs

@@ -19,7 +19,7 @@ from few_inodes import few_inodes, use_up_inodes
 from providers.qemu import victim
 from providers.qemu.host import Make, in_guest, left_of, machines_in, wardens_in
 
-from skerry.errors import CreateFailed, DiskFull, ProviderError, SkerryError
+from skerry.errors import AgentUnreachable, CreateFailed, DiskFull, ProviderError, SkerryError
 from skerry.host import sparse
 from skerry.model.spec import SandboxId, Spec, new_id
 from skerry.providers.base import BoxState
@@ -28,7 +28,7 @@ from skerry.providers.machine.images import Source, Sources
 from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance.base import eventually
-from skerry.vm import templates
+from skerry.vm import guest, templates
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -302,6 +302,27 @@ async def test_the_clock_is_right_after_a_pause(make: Make, qemu: Qemu) -> None:
     before = time.time()
     told = float((await sandbox.exec(["date", "+%s"])).text)
     assert before - 1.5 < told < time.time() + 1.5
+
+
+async def test_a_guest_that_is_not_heard_of_after_its_pause_is_an_error_and_the_next_try_may_succeed(
+    make: Make, qemu: Qemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await make()
+    await qemu.pause(sandbox.id)
+    with monkeypatch.context() as deaf:
+        deaf.setattr(guest, "greet", _nobody_answers)
+        with pytest.raises(ProviderError, match="its guest does not go on"):
+            await qemu.resume(sandbox.id)
+        for act in (qemu.pause(sandbox.id), qemu.snapshot(sandbox.id, "torn")):
+            with pytest.raises(ProviderError, match="does not write out its files"):
+                await act
+    assert await qemu.snapshots() == []
+    await qemu.resume(sandbox.id)
+    assert (await sandbox.exec("echo on")).text == "on\n"
+
+
+async def _nobody_answers(*_: object) -> None:
+    raise AgentUnreachable("nobody answers")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")

@@ -1,6 +1,7 @@
 """A stand-in for `firecracker`: the same arguments, the same answers, the same ways to die.
 
-It is run by a small script beside which `faults.json` may name requests in the middle of whose answer it dies.
+It is run by a small script beside which `faults.json` may name another version to be, and requests in the middle of
+whose answer it dies. README.md says which versions of the real one were seen to do what it does.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from swagger import Description
 _MAX_CONNECTIONS = 10
 _FULL = b'{ "error": "Too many open connections" }'
 _METHODS = ("GET", "PUT", "PATCH", "DELETE")
+_QUIET = ("Off", "Error", "Warn", "Warning")
 _DROPPED = "\nAll previous unanswered requests will be dropped."
 
 
 class Server:
     """The API's HTTP, with one request after the other."""
 
-    def __init__(self, vm: FakeVm, requests: _File, faults: dict[str, Any]) -> None:
+    def __init__(self, vm: FakeVm, requests: _File, faults: dict[str, Any], *, is_quiet: bool) -> None:
         self._vm = vm
+        self._is_quiet = is_quiet
         self._requests = requests
         self._faults = faults
         self._open: set[asyncio.StreamWriter] = set()
@@ -62,6 +65,8 @@ class Server:
             told = f"Request payload with size {size} is larger than the limit of {MAX_PAYLOAD} allowed by server."
             return await _protocol_error(writer, told)
         self._requests += [f"{method} {path}"]
+        if not self._is_quiet:
+            print(f'[{self._vm.id}:fc_api] The API server received a {method.title()} request on "{path}".', flush=True)
         async with self._turn:
             try:
                 status, reply = await self._vm.answer(method, path, body)
@@ -108,32 +113,38 @@ def _arguments() -> tuple[argparse.Namespace, bool]:
     parser.add_argument("--api-sock", default="/run/firecracker.socket")
     parser.add_argument("--id", default="anonymous-instance")
     parser.add_argument("--version", action="store_true")
+    parser.add_argument("--level", default="Info")
     for told_by_the_jailer in ("--start-time-us", "--start-time-cpu-us", "--parent-cpu-time-us"):
         parser.add_argument(told_by_the_jailer)
     return parser.parse_args(), "FAKE_JAIL" in os.environ
 
 
+def _faults(home: str) -> dict[str, Any]:
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(home, "faults.json")) as file:
+        return dict(json.load(file))
+    return {}
+
+
 async def _run(home: str, options: argparse.Namespace, is_jailed: bool) -> None:
     with open(os.path.join(home, "api.json")) as file:
         description = Description(json.load(file))
-    faults: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(home, "faults.json")) as file:
-        faults = json.load(file)
+    faults = _faults(home)
     agent, guests = os.path.join(home, "guest", "start.py"), os.path.join(home, "guests")
     guest = Guest(agent, guests, lambda code: _exit("Firecracker exiting", code))
     if faults.get("kvm") is False:
         guest.boot = lambda *_: _exit("KVM_EXIT_INTERNAL_ERROR", 1)  # type: ignore[method-assign]
     if faults.get("restores") is False:
         guest.bind = _refuse_to_bind  # type: ignore[method-assign]
-    vm = FakeVm(options.id, description, guest, is_jailed)
+    vm = FakeVm(options.id, description, guest, is_jailed, faults.get("version", VERSION))
     vm.violations = _File(os.path.join(home, "violations"))  # type: ignore[assignment]
     path = vm.path(options.api_sock)
     if os.path.exists(path):
         _exit(f"Failed to open the API socket at: {path}. Check that it is not already used.", 1)
-    await asyncio.start_unix_server(
-        Server(vm, _File(os.path.join(home, "requests")), faults).accepted, path, backlog=128
-    )
-    print(f"[{options.id}:fc_api] API server started.", flush=True)
+    is_quiet = options.level in _QUIET
+    server = Server(vm, _File(os.path.join(home, "requests")), faults, is_quiet=is_quiet)
+    await asyncio.start_unix_server(server.accepted, path, backlog=128)
+    if not is_quiet:
+        print(f"[{options.id}:fc_api] API server started.", flush=True)
     await asyncio.get_running_loop().create_future()
 
 
@@ -156,6 +167,6 @@ class _File:
 def main(home: str) -> None:
     options, is_jailed = _arguments()
     if options.version:
-        print(f"Firecracker v{VERSION}\n")
+        print(f"Firecracker v{_faults(home).get('version', VERSION)}\n")
         return
     asyncio.run(_run(home, options, is_jailed))

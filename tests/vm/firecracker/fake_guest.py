@@ -54,6 +54,7 @@ class Guest:
         self._prepared: dict[str, Any] | None = None
         self._is_up = False
         self._is_seeded = False
+        self._is_lost = False
         self._count = 0
         self._runs = asyncio.Event()
         self._runs.set()
@@ -95,6 +96,10 @@ class Guest:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
 
+    def lose_vsock(self) -> None:
+        """Answer nobody who connects from now on."""
+        self._is_lost = True
+
     def save(self) -> dict[str, Any]:
         """Streams are closed by it, as in Firecracker."""
         for stream in list(self._streams):
@@ -131,6 +136,9 @@ class Guest:
         if wanted is None or not self._is_up:
             return
         await asyncio.wait_for(self._runs.wait(), _DROPPED_AFTER_S)
+        if self._is_lost:
+            await reader.read()  # until who waits for an answer gives up
+            return
         port, rest = int(wanted[1]), first[wanted.end() :]
         if port == CONTROL_PORT:
             self._answer_connect(writer)

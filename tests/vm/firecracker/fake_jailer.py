@@ -4,6 +4,7 @@ stand-in for Firecracker up, which needs an interpreter. What it was told is lef
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -28,7 +29,9 @@ def main(home: str) -> None:
     for name in ("--id", "--exec-file", "--uid", "--gid"):
         parser.add_argument(name, required=True)
     parser.add_argument("--chroot-base-dir", default="/srv/jailer")
-    parser.add_argument("--cgroup-version", choices=("1", "2"))
+    parser.add_argument("--cgroup-version", choices=("1", "2"), default="1")
+    parser.add_argument("--cgroup", action="append")
+    parser.add_argument("--parent-cgroup")
     parser.add_argument("--new-pid-ns", action="store_true")
     options = parser.parse_args(own)
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", options.id):
@@ -43,6 +46,8 @@ def main(home: str) -> None:
     os.chmod(os.path.join(root, name), 0o755)
     with open(os.path.join(home, "jailed"), "a") as file:
         file.write(json.dumps(sys.argv[1:]) + "\n")
+    if options.cgroup_version == "2" and not options.cgroup:
+        _join_parent_group(home, options.parent_cgroup or name)
     os.closerange(3, 1024)
     os.chdir(root)
     os.chown(".", uid, gid)
@@ -65,12 +70,23 @@ def main(home: str) -> None:
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+    if os.statvfs(".").f_flag & os.ST_NOEXEC:
+        _refuse("Failed to exec into Firecracker: Permission denied (os error 13)")
     os.execve(argv[0], argv, {"FAKE_JAIL": "1"})
 
 
 def _split(words: list[str]) -> tuple[list[str], str, list[str]]:
     at = words.index("--") if "--" in words else len(words)
     return words[:at], "--", words[at + 1 :]
+
+
+def _join_parent_group(home: str, name: str) -> None:
+    """Without groups of its own, and only with the second version, it moves itself to the parent if there is one."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(home, "faults.json")) as file:
+        root = json.load(file).get("cgroup_root")
+        if root is not None and os.path.isdir(os.path.join(root, name)):
+            with open(os.path.join(root, name, "cgroup.procs"), "w") as procs:
+                procs.write(str(os.getpid()))
 
 
 def _make_devices(uid: int, gid: int) -> None:
@@ -83,7 +99,8 @@ def _make_devices(uid: int, gid: int) -> None:
 
 
 def _fork(pid_file: str) -> None:
-    """The child goes on, in a PID namespace of its own; we say who it is and end."""
+    """The child goes on, in a PID namespace of its own; we say who it is and end. By that, and by the change of its
+    uid, it has lost the signal that was to kill it with its parent."""
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWPID):
         _refuse(f"Failed to create a PID namespace: {os.strerror(ctypes.get_errno())}")
     pid = os.fork()

@@ -12,6 +12,10 @@ from fake_guest import Guest
 from swagger import Description
 
 VERSION = "1.17.0-dev"
+_FIRST_WITH_BZIMAGE = (1, 17)
+_LOSES_WHAT_IT_RESUMES = (1, 16)
+_WRITTEN = 8 << 20
+_PAGE = 4096
 MAX_PAYLOAD = 51200
 _NOT_AFTER = "The requested operation is not supported after starting the microVM."
 _NOT_BEFORE = "The requested operation is not supported before starting the microVM."
@@ -30,8 +34,12 @@ _RESTORING = (
 class FakeVm:
     """The state of one process, from fresh to running to paused."""
 
-    def __init__(self, id: str, description: Description, guest: Guest, is_jailed: bool) -> None:
+    def __init__(
+        self, id: str, description: Description, guest: Guest, is_jailed: bool, version: str = VERSION
+    ) -> None:
         self.id = id
+        self.version = version
+        self._release = tuple(map(int, version.split(".")[:2]))
         self.state = "Not started"
         self.violations: list[str] = []
         self._description = description
@@ -120,10 +128,10 @@ class FakeVm:
             raise Fault(_NOT_BEFORE)
 
     async def _describe(self, _: None) -> dict[str, str]:
-        return {"id": self.id, "state": self.state, "vmm_version": VERSION, "app_name": "Firecracker"}
+        return {"id": self.id, "state": self.state, "vmm_version": self.version, "app_name": "Firecracker"}
 
     async def _version(self, _: None) -> dict[str, str]:
-        return {"firecracker_version": VERSION}
+        return {"firecracker_version": self.version}
 
     async def _get_machine(self, _: None) -> dict[str, Any]:
         held = {"smt": False, "track_dirty_pages": False, "huge_pages": "None", **self._machine}
@@ -276,6 +284,8 @@ class FakeVm:
 
     async def _patch_vm(self, body: dict[str, Any]) -> None:
         self._after_start()
+        if self.state == "Paused" and body["state"] == "Resumed" and self._release == _LOSES_WHAT_IT_RESUMES:
+            self._guest.lose_vsock()
         self.state = "Paused" if body["state"] == "Paused" else "Running"
         self._guest.freeze(self.state == "Paused")
 
@@ -289,11 +299,16 @@ class FakeVm:
             raise Fault("Start microvm error: Cannot start microvm without kernel configuration.")
         with open(self.path(self._boot["kernel_image_path"]), "rb") as file:
             head = file.read(1024)
-        if head[:4] != b"\x7fELF" and head[0x202:0x206] != b"HdrS":
+        if not self._can_boot(head):
             reason = "Cannot load kernel due to invalid memory configuration or invalid kernel image."
             raise Fault(f"Start microvm error: {reason}")
         self.state = "Running"
         self._guest.boot(self._boot.get("boot_args") or "", self._disk_paths())
+
+    def _can_boot(self, head: bytes) -> bool:
+        if os.uname().machine == "aarch64":
+            return head[0x38:0x3C] == b"ARMd"
+        return head[:4] == b"\x7fELF" or (head[0x202:0x206] == b"HdrS" and self._release >= _FIRST_WITH_BZIMAGE)
 
     def _disk_paths(self) -> list[str]:
         return [self.path(drive["path_on_host"]) for drive in self._drives.values() if not drive.get("is_read_only")]
@@ -305,10 +320,12 @@ class FakeVm:
                 "Create snapshot error: Cannot save the microVM state: Operation not allowed: save/restore unavailable"
                 " while running"
             )
-        saved = {"version": VERSION, "machine": self._machine, "drives": self._drives, "vsock": self._vsock}
+        saved = {"version": self.version, "machine": self._machine, "drives": self._drives, "vsock": self._vsock}
         with open(self.path(body["snapshot_path"]), "w") as file:
             json.dump({**saved, "guest": self._guest.save()}, file)
         with open(self.path(body["mem_file_path"]), "wb") as memory:
+            # Firecracker writes all of it, zeros too; that of a whole machine would take its time
+            memory.write((b"\1" * _PAGE + bytes(7 * _PAGE)) * (_WRITTEN // (8 * _PAGE)))
             memory.truncate(self._machine["mem_size_mib"] << 20)
 
     async def _load_snapshot(self, body: dict[str, Any]) -> None:

@@ -34,6 +34,14 @@ class StandIns:
         self.firecracker = folder / "firecracker"
         self.jailer = folder / "jailer"
 
+    def be(self, version: str) -> None:
+        """Be another version: before the first of its processes, as what a program is called is remembered."""
+        self._set_faults({"version": version})
+
+    def have_cgroups_in(self, root: Path) -> None:
+        """Take that for the root of the second version of control groups."""
+        self._set_faults({"cgroup_root": str(root)})
+
     def die_at(self, request: str) -> None:
         self._set_faults({"die_at": request})
 
@@ -55,7 +63,9 @@ class StandIns:
         (self._folder / "faults.json").unlink()
 
     def _set_faults(self, faults: dict[str, Any]) -> None:
-        (self._folder / "faults.json").write_text(json.dumps(faults))
+        path = self._folder / "faults.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, **faults}))
 
     @property
     def violations(self) -> list[str]:

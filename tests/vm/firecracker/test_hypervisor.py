@@ -10,9 +10,11 @@ import pytest
 
 from skerry.agent.client import AgentClient
 from skerry.errors import AgentUnreachable, Conflict, CreateFailed, InvalidSpec, ProviderError
-from skerry.host import uids
+from skerry.host import cgroup, scope, uids
 from skerry.net import dial
 from skerry.vm.base import AGENT_PORT, Drive, Machine, MachineLimits
+from skerry.vm.firecracker import FirecrackerHypervisor
+from skerry.vm.folder import OLDER_CONSOLE
 from vm.firecracker.installing import StandIns
 from vm.firecracker.world import MIB, PATIENCE_S, World, control, prepared, reseed, shell
 
@@ -64,6 +66,34 @@ async def test_a_paused_machine_answers_nothing_until_it_is_resumed(world: World
     assert not await world.hypervisor.is_paused(folder)
     assert await shell(client, "echo on") == "on\n"
     client.close()
+
+
+@pytest.mark.parametrize("version", ["1.15.1", "1.16.0", "1.16.1", "1.17.0-dev"])
+async def test_a_resumed_machine_answers_whatever_version_runs_it(world: World, version: str) -> None:
+    """Those of 1.16 never answer on vsock again once their API has paused and resumed them."""
+    world.stand_ins.be(version)
+    folder = await world.booted()
+    for _ in range(2):
+        await world.hypervisor.pause(folder)
+        await world.hypervisor.pause(folder)
+        assert await world.hypervisor.is_paused(folder)
+        await world.hypervisor.resume(folder)
+        await world.hypervisor.resume(folder)
+        assert not await world.hypervisor.is_paused(folder)
+    client = await prepared(folder)
+    assert await shell(client, "echo on") == "on\n"
+    client.close()
+    assert ("PATCH /vm" in world.stand_ins.requests()) == (not version.startswith("1.16."))
+
+
+async def test_a_machine_that_was_stopped_by_a_signal_is_killed_like_others(world: World) -> None:
+    world.stand_ins.be("1.16.1")
+    folder = await world.booted()
+    await world.hypervisor.pause(folder)
+    await world.hypervisor.kill(folder)
+    assert not folder.is_running()
+    with pytest.raises(ProviderError, match="has ended"):
+        await world.hypervisor.resume(folder)
 
 
 async def test_a_running_machine_is_reached_after_another_version_was_installed(world: World) -> None:
@@ -226,6 +256,55 @@ async def test_a_machine_has_its_limits(world: World) -> None:
     assert not any(Path(group).exists() for group in vm.groups)
 
 
+@needs_root
+async def test_a_jailed_machine_stays_in_its_groups_where_there_is_one_called_as_the_program(
+    short_folder: Path, stand_ins: StandIns
+) -> None:
+    parent = scope.holder().hierarchies.parents.get("memory")
+    if parent is None:
+        pytest.skip("no cgroup can be made here")
+    stand_ins.firecracker = stand_ins.firecracker.rename(short_folder / f"bin/firecracker-{os.urandom(6).hex()}")
+    stand_ins.have_cgroups_in(parent.path)
+    world = World(short_folder, stand_ins, jailed=True)
+    called_so = parent.path / stand_ins.firecracker.name
+    called_so.mkdir()
+    try:
+        folder, machine = await world.machine()
+        await world.hypervisor.boot(folder, machine, MachineLimits(memory=512 * MIB, cpus=1.0))
+        vm = folder.read()
+        assert vm is not None
+        assert vm.vmm is not None
+        assert all(vm.vmm.pid in cgroup.members([Path(group)]) for group in vm.groups)
+        assert cgroup.members([called_so]) == set()
+    finally:
+        await world.end()
+        called_so.rmdir()
+
+
+@needs_root
+async def test_the_console_of_a_jailed_machine_stays_roots_however_often_it_starts(
+    short_folder: Path, stand_ins: StandIns
+) -> None:
+    """Where fs.protected_regular is 2, root may not open another's file in a sticky folder that a group may write to;
+    a machine that ran without a jail before leaves such files."""
+    world = World(short_folder, stand_ins, jailed=True)
+    unjailed = FirecrackerHypervisor(
+        short_folder / "cache", lambda: world.kernel, program=str(stand_ins.firecracker), jailer=""
+    )
+    folder, machine = await world.machine()
+    try:
+        for hypervisor in (unjailed, world.hypervisor, world.hypervisor):
+            folder.file(OLDER_CONSOLE).touch()
+            await hypervisor.boot(folder, machine, None)
+            vm = folder.read()
+            assert vm is not None
+            consoles = [folder.console.stat().st_uid, folder.file(OLDER_CONSOLE).stat().st_uid]
+            assert consoles == ([vm.uid] * 2 if hypervisor is unjailed else [0, 0])
+            await hypervisor.kill(folder)
+    finally:
+        await world.end()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -242,6 +321,26 @@ async def test_what_firecracker_does_not_check_is_refused_before_it_starts(
     with pytest.raises(InvalidSpec, match=words):
         await world.hypervisor.boot(folder, machine, None)
     assert folder.read() is None
+
+
+async def test_the_console_is_the_guests_and_not_full_of_what_firecracker_was_asked(world: World) -> None:
+    folder = await world.booted()
+    await world.hypervisor.pause(folder)
+    await world.hypervisor.resume(folder)
+    async with control(folder) as pid1:
+        await reseed(pid1)
+        await pid1.call("shutdown", {"grace_s": 0}, type=dict[str, Any])
+    assert await folder.wait(PATIENCE_S), "all that it said is in its console then"
+    assert folder.read_console().splitlines() == ["skerry: the stand-in for a guest is up", "Firecracker exiting"]
+
+
+async def test_a_template_takes_the_room_of_what_its_memory_holds(world: World) -> None:
+    memory = (await world.template()) / "memory"
+    data = memory.read_bytes()
+    assert len(data) == 256 * MIB
+    held = sum(data[at : at + 4096] != bytes(4096) for at in range(0, 8 * MIB, 4096)) * 4096
+    assert held == MIB
+    assert memory.stat().st_blocks * 512 <= 2 * held
 
 
 async def test_a_file_that_is_no_kernel_is_refused_before_anything_starts(world: World) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from skerry.vm.firecracker.jail import Jail
 from skerry.vm.firecracker.probe import Programs
 from skerry.vm.folder import VmFolder
 from vm.firecracker.installing import StandIns
+from vm.firecracker.world import World
 
 _UID = 0x70000001
 
@@ -32,17 +35,13 @@ def made(tmp_path: Path) -> Jail:
     return found
 
 
-@pytest.mark.parametrize(("host", "version"), [("cgroup.controllers", "2"), ("none", "1")])
-def test_the_jailer_is_told_who_where_and_what(
-    made: Jail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, version: str
-) -> None:
-    (tmp_path / "cgroup.controllers").touch()
-    monkeypatch.setattr(jail, "_CGROUP_V2", tmp_path / host)
+def test_the_jailer_is_told_who_where_and_what(made: Jail, tmp_path: Path) -> None:
+    """And of control groups, on every host, the version with which it leaves its own alone."""
     assert made.argv(Path("/opt/jailer"), _UID, ["--api-sock", "api.sock"]) == [
         "/opt/jailer",
         *("--id", "vm-1", "--uid", str(_UID), "--gid", str(_UID)),
         *("--exec-file", "/opt/firecracker-v1.16.1-x86_64", "--chroot-base-dir", str(tmp_path / "jail")),
-        *("--cgroup-version", version, "--new-pid-ns", "--", "--api-sock", "api.sock"),
+        *("--cgroup-version", "1", "--new-pid-ns", "--", "--api-sock", "api.sock"),
     ]
     assert made.root == tmp_path / "jail/firecracker-v1.16.1-x86_64/vm-1/root"
     assert tmp_path / made.pid_file == made.root / "firecracker-v1.16.1-x86_64.pid"
@@ -192,6 +191,27 @@ def test_in_a_jail_are_the_same_names(prepare: Any, stand_ins: StandIns) -> None
     assert launch.files == ()
 
 
-def test_a_file_system_without_devices_has_no_jails() -> None:
-    assert jail.why_no_devices(Path("/proc/self")) is not None or not os.statvfs("/proc").f_flag & os.ST_NODEV
-    assert jail.why_no_devices(Path("/never/made")) == jail.why_no_devices(Path("/"))
+@contextlib.contextmanager
+def mounted(place: Path, option: str) -> Iterator[None]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=64m,mode=755,{option}", "tmpfs", place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@needs_root
+@pytest.mark.parametrize(("option", "lack"), [("nodev", "has no devices"), ("noexec", "runs no programs")])
+async def test_where_the_jailer_could_not_make_what_is_in_a_jail_machines_run_without_one(
+    short_folder: Path, stand_ins: StandIns, option: str, lack: str
+) -> None:
+    place = short_folder / "place"
+    programs = Programs(firecracker=stand_ins.firecracker, jailer=stand_ins.jailer, version="1.17.0")
+    with mounted(place, option):
+        assert jail.why_no_jail(place / "never/made", programs) == f"{place} is on a file system that {lack}"
+        world = World(place, stand_ins, jailed=True)
+        assert (await world.booted()).is_running()
+        await world.end()
+        assert stand_ins.jailed() == []
+    assert jail.why_no_jail(short_folder, programs) == jail.why_not_there(short_folder)

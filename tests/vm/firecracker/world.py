@@ -75,10 +75,23 @@ class World:
             folder.remove()
 
 
+def elf(machine: int) -> bytes:
+    """Beginning of a program for that kind of machine."""
+    return (b"\x7fELF".ljust(16, b"\0") + bytes([2, 0, machine, 0])).ljust(1024, b"\0")
+
+
+def image_of_arm() -> bytes:
+    return (bytes(0x38) + b"ARMd").ljust(1024, b"\0")
+
+
+def kernel_head() -> bytes:
+    """Beginning of a kernel that Firecracker loads on this host's processor."""
+    return image_of_arm() if os.uname().machine == "aarch64" else elf(62)
+
+
 def _kernel(folder: Path) -> Kernel:
     vmlinux = folder / "vmlinux"
-    machine = {"x86_64": 62, "aarch64": 183}[os.uname().machine]
-    vmlinux.write_bytes(b"\x7fELF".ljust(16, b"\0") + bytes([2, 0, machine, 0]).ljust(1024, b"\0"))
+    vmlinux.write_bytes(kernel_head())
     initrd = folder / "initrd"
     initrd.write_bytes(b"initrd")
     for path in (vmlinux, initrd):

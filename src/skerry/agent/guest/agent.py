@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from .interpreters import Context
     from .network import Network
     from .process import ProcessTable
     from .service import Service
     from .spawn import Request
+    from .watch import Inotify, KeptWatch
 
 PROTOCOL = 1
 VERSION = "0.1.0"
@@ -53,8 +55,13 @@ class Agent:
         self.env: dict[str, str] = dict(config.get("env") or {})
         self.image_command: list[str] | None = config.get("image_command")
         self.service: Service | None = None
+        self.contexts: dict[str, Context] = {}
         self.network: Network | None = None  # the last one that was asked for, which may have ended
         self._has_rules = bool(config.get("rules"))
+        self.watches: list[Inotify] = []
+        """Watches that follow new folders."""
+        self.kept_watches: dict[int, KeptWatch] = {}
+        self.watch_count = 0
         self.exit_code = 0
         self._processes: ProcessTable | None = None
         self.token_digest: str | None = config.get("token_digest")
@@ -83,6 +90,12 @@ class Agent:
 
     def box_path(self, path: bytes) -> bytes:
         return path
+
+    def target_of(self, link: bytes) -> bytes:
+        """Where a link leads for us, through all others. Raises OSError where that is nowhere."""
+        from os.path import realpath
+
+        return realpath(link)
 
     def write(self, fd: int, data: memoryview) -> int:
         return posix.write(fd, data)
@@ -396,19 +409,28 @@ def _load(method: str) -> Callable[[Agent, Call], None] | None:
     return _HANDLERS.get(method)
 
 
+def load_all() -> None:
+    """Import the modules of all calls."""
+    for methods in _LAZY.values():
+        for method in methods.split():
+            _load(method)
+
+
 _HANDLERS: dict[str, Callable[[Agent, Call], None]] = {
     name: getattr(Agent, name) for name in ("hello", "ping", "set_lifetime", "sync_clock", "terminate", "shutdown")
 }
 
 _LAZY = {
-    "execution": "exec exec_code attach processes signal resize set_env tree_download tree_upload",
+    "execution": "exec exec_code attach input processes signal resize set_env tree_download tree_upload",
     "contents": "read_file write_file",
     "files": "stat list_dir make_dir move remove chmod chown symlink xattr",
-    "watch": "watch",
+    "details": "user",
+    "watch": "watch watch_events unwatch",
     "proc": "metrics",
     "tunnel": "connect",
     "network": "network resolved take refuse",
     "service": "serve service service_log",
+    "interpreters": "interpreter interpreters interpret end_interpreter",
 }
 # functions that are not called as their method is
-_FUNCTIONS = {"stat": "stat_path", "tree_download": "tree", "tree_upload": "tree"}
+_FUNCTIONS = {"stat": "stat_path", "tree_download": "tree", "tree_upload": "tree", "input": "give_input"}

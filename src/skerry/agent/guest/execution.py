@@ -172,13 +172,19 @@ def attach(agent: Agent, call: Call) -> None:
 
     call.on_cancel = leave
     call.on_close = lambda: process.remove_reader(call)
-    process.add_reader(call)
+    process.add_reader(call, replay=call.params.get("replay") is not False)
+
+
+def give_input(agent: Agent, call: Call) -> None:
+    """Take bytes for the input of a process; the answer comes when it has taken all of them."""
+    agent.processes.get(call.params.get("process")).input.take(call)
 
 
 def processes(agent: Agent, call: Call) -> None:
     known = agent.processes.all()
     room = _MAX_LISTED // max(1, len(known))
-    call.answer({"processes": [process.info(room) for process in known]})
+    env = bool(call.params.get("env"))
+    call.answer({"processes": [process.info(room, env=env) for process in known]})
 
 
 def _process_of(agent: Agent, call: Call) -> Process:
@@ -194,8 +200,12 @@ def signal(agent: Agent, call: Call) -> None:
     number = call.params.get("signal")
     if type(number) is not int or not 1 <= number <= 64:
         raise Failure("invalid", "signal is a number from 1 to 64")
-    _process_of(agent, call).send_signal(number, bool(call.params.get("tree")))
-    call.answer({})
+    process = _process_of(agent, call)
+    if call.params.get("wait") and not process.has_exited:
+        process.on_exit.append(lambda: call.answer({}))
+    process.send_signal(number, bool(call.params.get("tree")), alone=bool(call.params.get("alone")))
+    if not call.params.get("wait") or process.has_exited:
+        call.answer({})
 
 
 def resize(agent: Agent, call: Call) -> None:
@@ -218,13 +228,15 @@ def tree(agent: Agent, call: Call) -> None:
     path = to_text(path_of(agent, call.params))
     if verb == "pack":
         posix.stat(path)
-    argv = [*(agent.interpreter or _interpreter()), trees.__file__, verb, path]
+    argv = [*interpreter_command(agent), trees.__file__, verb, path]
     request = agent.request({"argv": argv, "stdin": verb == "unpack", "user": call.params.get("user")})
     start(agent, TreeCall(call), request)
 
 
-def _interpreter() -> list[str]:
+def interpreter_command(agent: Agent) -> list[str]:
     """The command that runs our own interpreter again, also when a loader of ours started it."""
+    if agent.interpreter:
+        return agent.interpreter
     with open("/proc/self/cmdline", "rb") as file:
         argv = [to_text(part) for part in file.read().split(b"\0")]
     return argv[: argv.index(sys.argv[0])]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .agent import Agent
+    from .details import Details
 
-_TYPES = {
+TYPES = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "dir",
     stat.S_IFLNK: "symlink",
@@ -78,11 +79,13 @@ class RecordSender:
         return b"".join(lines)
 
 
-def entry(agent: Agent, path: bytes, info: os.stat_result, target: bytes | None) -> dict[str, Any]:
+def entry(
+    agent: Agent, path: bytes, info: os.stat_result, target: bytes | None, details: Details | None = None
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         **named("name", os.path.basename(path)),
         **named("path", agent.box_path(path)),
-        "type": _TYPES.get(stat.S_IFMT(info.st_mode), "file"),
+        "type": TYPES.get(stat.S_IFMT(info.st_mode), "file"),
         "size": info.st_size,
         "mode": stat.S_IMODE(info.st_mode),
         "uid": info.st_uid,
@@ -91,14 +94,30 @@ def entry(agent: Agent, path: bytes, info: os.stat_result, target: bytes | None)
     }
     if target is not None:
         found.update(named("target", target))
+    if details is not None:
+        found.update(details.of(path, info))
     return found
+
+
+def _details(agent: Agent, call: Call) -> Details | None:
+    if not call.params.get("details"):
+        return None
+    from .details import Details
+
+    return Details(agent, call.params.get("xattrs"))
+
+
+def follow_new_folders(agent: Agent) -> None:
+    """Have watches know a folder that was just made, before whoever made it hears of that and puts more into it."""
+    for each in list(agent.watches):
+        each.drain()
 
 
 def stat_path(agent: Agent, call: Call) -> None:
     path = path_of(agent, call.params)
     info = os.stat(path) if call.params.get("follow") else os.lstat(path)
     target = os.readlink(path) if stat.S_ISLNK(info.st_mode) else None
-    call.answer(entry(agent, path, info, target))
+    call.answer(entry(agent, path, info, target, _details(agent, call)))
 
 
 def list_dir(agent: Agent, call: Call) -> None:
@@ -107,6 +126,7 @@ def list_dir(agent: Agent, call: Call) -> None:
     if type(depth) is not int or depth < 1:
         raise Failure("invalid", "depth is 1 or more")
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))  # fails now, not in the middle
+    details = _details(agent, call)
 
     def records() -> Iterator[dict[str, Any]]:
         for inner, info in trees.walk(path, depth):
@@ -117,7 +137,7 @@ def list_dir(agent: Agent, call: Call) -> None:
                     target = os.readlink(full)
                 except OSError:
                     pass
-            yield entry(agent, full, info, target)
+            yield entry(agent, full, info, target, details)
 
     RecordSender(call, records())
 
@@ -125,9 +145,10 @@ def list_dir(agent: Agent, call: Call) -> None:
 def make_dir(agent: Agent, call: Call) -> None:
     path, mode = path_of(agent, call.params), call.params.get("mode", 0o777)
     if call.params.get("parents"):
-        os.makedirs(path, mode, exist_ok=True)
+        os.makedirs(path, mode, exist_ok=not call.params.get("new"))
     else:
         os.mkdir(path, mode)
+    follow_new_folders(agent)
     call.answer({})
 
 
@@ -143,6 +164,7 @@ def move(agent: Agent, call: Call) -> None:
         import shutil
 
         shutil.move(os.fsdecode(source), os.fsdecode(target))
+    follow_new_folders(agent)
     call.answer({})
 
 
@@ -195,10 +217,13 @@ def symlink(agent: Agent, call: Call) -> None:
 
 
 def xattr(agent: Agent, call: Call) -> None:
-    path = path_of(agent, call.params)
-    for name, value in (call.params.get("set") or {}).items():
+    path, new, replaced = path_of(agent, call.params), call.params.get("set") or {}, call.params.get("replace")
+    removed = list(call.params.get("remove") or [])
+    if replaced:
+        removed += [name for name in os.listxattr(path) if name.startswith(replaced) and name not in new]
+    for name, value in new.items():
         os.setxattr(path, name, binascii.a2b_base64(value))
-    for name in call.params.get("remove") or []:
+    for name in removed:
         os.removexattr(path, name)
     values = {name: binascii.b2a_base64(os.getxattr(path, name), newline=False) for name in os.listxattr(path)}
     call.answer({"xattrs": {name: value.decode("ascii") for name, value in values.items()}})

@@ -8,18 +8,23 @@ from binascii import hexlify
 
 from . import spawn
 from .channel import Call, Failure
-from .loop import READ, WRITE, Loop, Timer
+from .input import InputPipe
+from .loop import READ, Loop, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 KEPT_OUTPUT = 1 << 20
 _KEPT_ENDED = 64
+_KEPT_S = 30.0
+_MOST_ENDED = 1024
+_HELD_S = 10.0
 _CHUNK = 1 << 18
 _SIGKILL = 9
 _SIGTERM = 15
+_MAX_PATH = 4096
 _NOT_STARTED = {spawn.NOT_FOUND: "not_found", spawn.CANNOT_RUN: "cannot_run"}
 
 
@@ -100,6 +105,9 @@ class Process:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.ended = False
+        self.ended_at = 0.0
+        self.on_exit: list[Callable[[], None]] = []
+        self.is_held = request.is_held
         self.readers: list[Call] = []
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
@@ -108,12 +116,10 @@ class Process:
         self._status: int | None = None
         self._not_started: str | None = None
         self._timer: Timer | None = None
-        self._pending_input: deque[tuple[Call | None, memoryview]] = deque()
-        self._input_ends = False
         self.mark = f"{table.mark}-{number}"
         child = table.spawn(request, self.mark)
         self.pid = child.pid
-        self.input_fd = child.input_fd
+        self.input = InputPipe(self.loop, child.input_fd, request.pty is not None)
         self.outputs = [OutputPipe(self, fd, number) for number, fd in child.outputs]
         if child.failure is not None:
             self.exit_code, message = child.failure
@@ -123,6 +129,8 @@ class Process:
             self.loop.soon(self._finish)
         else:
             self.loop.on_exit(child.pid, self._on_exit)
+            if self.is_held:
+                self.loop.later(_HELD_S, self._release)
             if request.timeout_s is not None:
                 self._timer = self.loop.later(request.timeout_s, self._on_timeout)
 
@@ -133,6 +141,8 @@ class Process:
     def room(self, output: OutputPipe) -> int:
         if self.request.limit is not None and output.count >= self.request.limit - self.request.tail:
             return _CHUNK  # it will be kept for the end, or dropped
+        if self.is_held:
+            return 0
         if not self.readers:
             return _CHUNK if self.request.background or self._status is not None else 0
         return min(call.room() for call in self.readers)
@@ -162,9 +172,16 @@ class Process:
         while self._kept_bytes > KEPT_OUTPUT and len(self._kept) > 1:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
-    def add_reader(self, call: Call) -> None:
-        """Give the call the output that is kept, then all that comes, then the end."""
-        backlog = deque(self._kept)
+    def _release(self) -> None:
+        """Wait no longer for the first reader."""
+        self.is_held = False
+        self._resume()
+
+    def add_reader(self, call: Call, *, replay: bool = True) -> None:
+        """Give the call the output that is kept, unless it is to have no `replay`, then all that comes, then the
+        end."""
+        backlog = deque(self._kept if replay else ())
+        self.is_held = False
 
         def pump() -> None:
             while backlog and call.room() > 0:
@@ -184,8 +201,8 @@ class Process:
 
         call.ref = self
         call.pump = pump
-        call.on_data = lambda data: self.write(call, data)
-        call.on_end = self.end_input
+        call.on_data = lambda data: self.input.write(call, data)
+        call.on_end = self.input.end
         pump()
 
     def remove_reader(self, call: Call) -> None:
@@ -197,48 +214,6 @@ class Process:
         for output in self.outputs:
             output.resume()
         self.check_done()
-
-    def write(self, call: Call, data: memoryview) -> None:
-        if self.input_fd < 0:
-            call.acknowledge(len(data))
-            return
-        self._pending_input.append((call, data))
-        self._write_pending()
-        if self._pending_input:  # the view is only lent: keep a copy of what had to wait
-            self._pending_input[-1] = (call, memoryview(bytes(self._pending_input[-1][1])))
-
-    def end_input(self) -> None:
-        if self.request.pty is None:
-            self._input_ends = True
-        else:  # a terminal has no end: its user types Ctrl-D
-            self._pending_input.append((None, memoryview(b"\x04")))
-        self._write_pending()
-
-    def _write_pending(self, _events: int = 0) -> None:
-        while self._pending_input and self.input_fd >= 0:
-            call, data = self._pending_input[0]
-            try:
-                written = posix.write(self.input_fd, data)
-            except BlockingIOError:
-                self.loop.watch(self.input_fd, WRITE, self._write_pending)
-                return
-            except OSError:  # nobody reads it any more
-                written = len(data)
-            if call is not None:
-                call.acknowledge(written)
-            if written < len(data):
-                self._pending_input[0] = (call, data[written:])
-            else:
-                self._pending_input.popleft()
-        self.loop.forget(self.input_fd)
-        if self._input_ends:
-            self._close_input()
-
-    def _close_input(self) -> None:
-        if self.input_fd >= 0:
-            self.loop.forget(self.input_fd)
-            posix.close(self.input_fd)
-            self.input_fd = -1
 
     def _on_timeout(self) -> None:
         self.timed_out = True
@@ -253,6 +228,9 @@ class Process:
             self.exit_code = posix.WEXITSTATUS(status)
         if self._timer is not None:
             self._timer.cancel()
+        waiting, self.on_exit = self.on_exit, []
+        for tell in waiting:
+            tell()
         self.check_done()
 
     def check_done(self) -> None:
@@ -283,13 +261,13 @@ class Process:
 
     def _finish(self) -> None:
         self.ended = True
-        self.table.last_end = self.loop.now()
+        self.table.last_end = self.ended_at = self.loop.now()
         for output in self.outputs:
             if self.request.pty:
                 output.close()
             elif not output.at_end:
                 output.drain_for_ever()
-        self._close_input()
+        self.input.close()
         self.request.clean_up()
         if not self.request.background:
             self.table.forget(self)
@@ -310,9 +288,14 @@ class Process:
             **({} if self._not_started is None else {"not_started": self._not_started}),
         }
 
-    def info(self, room: int) -> dict[str, Any]:
-        """Tell of it; of its arguments at most so many letters."""
+    def info(self, room: int, *, env: bool = False) -> dict[str, Any]:
+        """Tell of it; of its arguments at most so many letters, and with `env` of the variables that it was given."""
+        own, cwd = self.request.own_env, self.request.cwd
+        if env and sum(len(name) + len(value) for name, value in own.items()) > room:
+            own = {}
         return {
+            **({"env": own} if env else {}),
+            "cwd": spawn.to_bytes(cwd[: min(room, _MAX_PATH)]).decode("utf-8", "replace"),
             "process": self.number,
             "pid": self.pid,
             "argv": list(_shortened(self.request.argv, room)),
@@ -323,12 +306,15 @@ class Process:
             "running": not self.ended,
             "exit_code": self.exit_code,
             "signal": self.signal,
+            "output_bytes": sum(output.count for output in self.outputs),
         }
 
-    def send_signal(self, number: int, tree: bool) -> None:
+    def send_signal(self, number: int, tree: bool, *, alone: bool = False) -> None:
         if self._status is not None:
             return
-        if tree:
+        if alone:
+            self.table.signal_process(self.pid, number)
+        elif tree:
             self.table.signal_trees({self.pid: self.mark}, number)
         else:
             self.table.signal_group(self.pid, number)
@@ -347,8 +333,8 @@ class Process:
     def resize(self, rows: int, cols: int) -> None:
         if self.request.pty is None:
             raise Failure("invalid", "this process has no terminal")
-        if self.input_fd >= 0:
-            spawn.set_size(self.input_fd, rows, cols)
+        if self.input.fd >= 0:
+            spawn.set_size(self.input.fd, rows, cols)
 
 
 def _shortened(argv: list[str], room: int) -> Iterator[str]:
@@ -376,10 +362,16 @@ class ProcessTable:
         self._count += 1
         process = Process(self, self._count, request)
         self._processes[process.number] = process
-        ended = [number for number, each in self._processes.items() if each.ended]
-        for number in ended[:-_KEPT_ENDED]:
-            del self._processes[number]
+        self._forget_ended()
         return process
+
+    def _forget_ended(self) -> None:
+        """Keep those that ended last, and all that ended just now, whose ends somebody may yet ask for."""
+        ended = [each for each in self._processes.values() if each.ended]
+        since = self.loop.now() - _KEPT_S
+        for index, each in enumerate(ended[:-_KEPT_ENDED]):
+            if each.ended_at < since or index < len(ended) - _MOST_ENDED:
+                del self._processes[each.number]
 
     # All that touches the kernel's own processes: what has none overrides it.
 
@@ -389,6 +381,12 @@ class ProcessTable:
     def signal_group(self, pid: int, number: int) -> None:
         try:
             posix.killpg(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def signal_process(self, pid: int, number: int) -> None:
+        try:
+            posix.kill(pid, number)
         except ProcessLookupError:
             pass
 
@@ -435,4 +433,4 @@ class ProcessTable:
         return list(self._processes.values())
 
     def any_running(self) -> bool:
-        return any(not process.ended for process in self._processes.values())
+        return any(not process.ended and process.request.keeps_awake for process in self._processes.values())

@@ -20,6 +20,7 @@ _MAX_RESTARTS = 10  # in a row, without one that ran so long
 _CLEAN_SIGNALS = (1, 2, 13, 15)  # who is told to end and ends has not failed, as with systemd
 _CANNOT_RUN = 126
 _LISTENING = "0A"
+_MOST_PORTS = 4096
 RESTART = ("no", "on-failure", "always")
 RUNNING, WAITING, EXITED, FAILED = "running", "waiting", "exited", "failed"
 TAG = "service"
@@ -233,7 +234,11 @@ def serve(agent: Agent, call: Call) -> None:
 
 
 def service(agent: Agent, call: Call) -> None:
-    call.answer({"service": None if agent.service is None else agent.service.status()})
+    told: dict[str, Any] = {"service": None if agent.service is None else agent.service.status()}
+    if call.params.get("listening"):
+        heard = agent.listening_ports()
+        told["listening"] = None if heard is None else sorted(heard)[:_MOST_PORTS]
+    call.answer(told)
 
 
 def service_log(agent: Agent, call: Call) -> None:

@@ -37,7 +37,8 @@ class Request:
         if type(cwd) is not str or "\0" in cwd:
             raise Failure("invalid", "cwd is a string without NUL")
         self.cwd = join(base_cwd, expand(cwd, home))
-        self.env = {**base_env, **env_of(params)}
+        self.own_env = env_of(params)
+        self.env = {**base_env, **self.own_env}
         self.user = find_user(params.get("user"))
         if self.user is not None and self.user.home and "HOME" not in params.get("env", {}):
             self.env["HOME"] = self.user.home
@@ -50,8 +51,11 @@ class Request:
         tail = 0 if self.background else int(_number(params, "tail") or 0)
         self.tail = min(tail, self.limit or 0, MAX_TAIL)
         self.tag = params.get("tag")
+        self.is_held = self.background and bool(params.get("hold"))
         self.pty = None if params.get("pty") is None else size_of(params["pty"])
         self.clean_up: Callable[[], None] = lambda: None
+        self.keeps_awake = True
+        """Whether a box in which it runs is not idle."""
         self.on_output: Callable[[int, bytes], None] | None = None
         """Taker of the output of a background process, which then keeps none of it."""
 

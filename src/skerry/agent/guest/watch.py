@@ -15,6 +15,7 @@ from .loop import READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .agent import Agent
@@ -24,35 +25,42 @@ _DELETE_SELF, _OVERFLOW, _IGNORED, _ISDIR, _ONLYDIR = 0x400, 0x4000, 0x8000, 0x4
 _MASK = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF
 _NAMES = {_MODIFY: "modify", _ATTRIB: "attrib", _MOVED_FROM: "delete", _MOVED_TO: "move", _CREATE: "create",
           _DELETE: "delete"}  # fmt: skip
+_EXACT_NAMES = {**_NAMES, _MOVED_FROM: "moved_from", _MOVED_TO: "moved_to"}
 _OVERFLOWED = {"event": "overflow", "path": "", "dir": False}
 _HEADER = struct.Struct("iIII")
 _KEPT = 4096
+_MOST_KEPT_WATCHES = 64
+_READS = 256
 
 
-class InotifyWatch:
-    """Inotify descriptor that feeds one call."""
+class Inotify:
+    """Inotify descriptor on a folder, and with `recursive` on all below it. What happens goes to `tell`."""
 
-    def __init__(self, agent: Agent, call: Call, path: bytes, recursive: bool) -> None:
+    def __init__(self, agent: Agent, call: Call, tell: Callable[[dict[str, Any]], None]) -> None:
+        path = path_of(agent, call.params)
         self.agent = agent
-        self.call = call
-        self.recursive = recursive
+        self._recursive = bool(call.params.get("recursive"))
+        self._root = path if call.params.get("exact") else None
+        self._names = _NAMES if self._root is None else _EXACT_NAMES
+        self.tell = tell
+        self.on_some: Callable[[], None] = lambda: None
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        self._folders: dict[int, bytes] = {}
-        self._waiting: deque[bytes] = deque()
         try:
-            self._add(path)
-        except OSError:
-            os.close(self._fd)
-            raise
-        if recursive:
+            self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+            self._folders: dict[int, bytes] = {}
+            try:
+                self._add(path, _ONLYDIR if call.params.get("exact") else 0)
+            except OSError:
+                os.close(self._fd)
+                raise
+        except OSError as error:
+            if error.errno == 24:
+                raise Failure("limit", "no more watches can be had in this box") from None
+            raise failure_of(error, path.decode("utf-8", "replace")) from None
+        if self._recursive:
             self._add_below(path)
-        agent.loop.watch(self._fd, READ, self._on_ready)
-        call.pump = self._pump
-        call.on_cancel = self._on_cancel
-        call.on_close = self._close
-        self._emit({"event": "ready"})
-        self._pump()
+            agent.watches.append(self)
+        agent.loop.watch(self._fd, READ, lambda _events: self._on_ready())
 
     def _checked(self, result: int) -> int:
         if result < 0:
@@ -60,8 +68,8 @@ class InotifyWatch:
             raise OSError(number, os.strerror(number))
         return result
 
-    def _add(self, path: bytes) -> None:
-        self._folders[self._checked(self._libc.inotify_add_watch(self._fd, path, _MASK))] = path
+    def _add(self, path: bytes, flags: int = 0) -> None:
+        self._folders[self._checked(self._libc.inotify_add_watch(self._fd, path, _MASK | flags))] = path
 
     def _add_below(self, path: bytes) -> None:
         try:
@@ -69,13 +77,18 @@ class InotifyWatch:
                 if stat.S_ISDIR(info.st_mode):
                     self._add(os.path.join(path, inner))
         except OSError:
-            self._emit({"event": "overflow", "path": "", "dir": True})  # no more watches to be had
+            self.tell({"event": "overflow", "path": "", "dir": True})  # no more watches to be had
 
-    def _on_ready(self, _events: int) -> None:
+    def _on_ready(self) -> None:
+        self._read()
+        self.on_some()
+
+    def _read(self) -> bool:
+        """Take what the kernel has, as much as one read gives; False if that is nothing."""
         try:
             data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         at = 0
         while at < len(data):
             watch, mask, _cookie, length = _HEADER.unpack_from(data, at)
@@ -83,22 +96,31 @@ class InotifyWatch:
             name = data[at : at + length].rstrip(b"\0")
             at += length
             self._on_event(watch, mask, name)
-        self._pump()
+        return True
+
+    def drain(self) -> None:
+        """Take all that has happened until now, however fast more of it comes."""
+        for _ in range(_READS):
+            if not self._read():
+                break
+        self.on_some()
 
     def _on_event(self, watch: int, mask: int, name: bytes) -> None:
         if mask & _OVERFLOW:
-            self._emit(_OVERFLOWED)
+            self.tell(_OVERFLOWED)
         if mask & _IGNORED:
             self._folders.pop(watch, None)
         folder = self._folders.get(watch)
         if folder is None or mask & _DELETE_SELF:
             return
+        if not name and self._root not in (None, folder):
+            return  # the folder above it tells the same
         path = os.path.join(folder, name) if name else folder
         is_dir = bool(mask & _ISDIR)
-        for bit, event in _NAMES.items():
+        for bit, event in self._names.items():
             if mask & bit:
-                self._emit({"event": event, **named("path", self.agent.box_path(path)), "dir": is_dir})
-        if self.recursive and is_dir and mask & (_CREATE | _MOVED_TO):
+                self.tell({"event": event, **named("path", self.agent.box_path(path)), "dir": is_dir})
+        if self._recursive and is_dir and mask & (_CREATE | _MOVED_TO):
             self._follow(path)
 
     def _follow(self, path: bytes) -> None:
@@ -116,35 +138,101 @@ class InotifyWatch:
                     self._add(full)
                 except OSError:
                     continue
-            self._emit({"event": "create", **named("path", self.agent.box_path(full)), "dir": is_dir})
+            self.tell({"event": "create", **named("path", self.agent.box_path(full)), "dir": is_dir})
 
-    def _emit(self, record: dict[str, Any]) -> None:
+    def close(self) -> None:
+        if self in self.agent.watches:
+            self.agent.watches.remove(self)
+        self.agent.loop.forget(self._fd)
+        os.close(self._fd)
+
+
+class Records:
+    """What happened and was not told yet: the latest is lost where nobody listens, and that it was is known."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque()
+
+    def add(self, record: dict[str, Any]) -> None:
         if len(self._waiting) == _KEPT:
             self._waiting.append(wire.encode(_OVERFLOWED))
         elif len(self._waiting) < _KEPT:
             self._waiting.append(wire.encode(record))
 
-    def _pump(self) -> None:
-        while self._waiting and self.call.room() > 0:
-            room, record = self.call.room(), self._waiting.popleft()
-            self.call.send(record[:room])
+    def pump(self, call: Call) -> bool:
+        """Send as much as there is room for; False if there is more."""
+        while self._waiting and call.room() > 0:
+            room, record = call.room(), self._waiting.popleft()
+            call.send(record[:room])
             if len(record) > room:
                 self._waiting.appendleft(record[room:])
+        return not self._waiting
 
-    def _on_cancel(self) -> None:
-        self._close()
-        self.call.answer({})
 
-    def _close(self) -> None:
-        self.agent.loop.forget(self._fd)
-        os.close(self._fd)
+class KeptWatch:
+    """A watch that no call holds open: it keeps what happens until somebody asks."""
+
+    def __init__(self, agent: Agent, call: Call) -> None:
+        self.records = Records()
+        self.inotify = Inotify(agent, call, self.records.add)
 
 
 def watch(agent: Agent, call: Call) -> None:
-    path = path_of(agent, call.params)
-    try:
-        InotifyWatch(agent, call, path, bool(call.params.get("recursive")))
-    except OSError as error:
-        if error.errno == 24:
-            raise Failure("limit", "no more watches can be had in this box") from None
-        raise failure_of(error, path.decode("utf-8", "replace")) from None
+    if call.params.get("keep"):
+        _keep(agent, call)
+        return
+    records = Records()
+    inotify = Inotify(agent, call, records.add)
+    records.add({"event": "ready"})
+
+    def pump() -> None:
+        if call.open:
+            records.pump(call)
+
+    def cancel() -> None:
+        inotify.close()
+        call.answer({})
+
+    inotify.on_some = call.pump = pump
+    call.on_cancel = cancel
+    call.on_close = inotify.close
+    pump()
+
+
+def _keep(agent: Agent, call: Call) -> None:
+    """Begin a watch that outlives the call; of too many the one that nobody has asked for longest ends."""
+    kept = KeptWatch(agent, call)
+    while len(agent.kept_watches) >= _MOST_KEPT_WATCHES:
+        agent.kept_watches.pop(next(iter(agent.kept_watches))).inotify.close()
+    agent.watch_count += 1
+    agent.kept_watches[agent.watch_count] = kept
+    call.answer({"watch": agent.watch_count})
+
+
+def _kept_watch(agent: Agent, call: Call) -> KeptWatch:
+    number = call.params.get("watch")
+    kept = agent.kept_watches.pop(number, None) if type(number) is int else None
+    if kept is None:
+        raise Failure("no_watch", f"no watch has the number {number}")
+    return kept
+
+
+def watch_events(agent: Agent, call: Call) -> None:
+    """Tell all that a kept watch has seen since it was asked last, up to this moment."""
+    kept = _kept_watch(agent, call)
+    agent.kept_watches[call.params["watch"]] = kept  # now the last that somebody asked for
+    kept.inotify.drain()
+    records, kept.records = kept.records, Records()
+    kept.inotify.tell = kept.records.add
+
+    def pump() -> None:
+        if call.open and records.pump(call):
+            call.answer({})
+
+    call.pump = pump
+    pump()
+
+
+def unwatch(agent: Agent, call: Call) -> None:
+    _kept_watch(agent, call).inotify.close()
+    call.answer({})

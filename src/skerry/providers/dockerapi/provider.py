@@ -67,6 +67,7 @@ class EngineProvider(ImageVerbs, Provider):
         self._config = config
         self._defaults = config.limits(self.name)
         address = config.host or self.default_host()
+        self.takes_memory_here = address.startswith("unix:") and self.quirks.may_be_here
         self._engine = Engine(address, config, provider=self.name, fix=self.fix)
         self._cache, self._state_dir = config.cache(), config.state(self.name)
         self._agent = self._agent_volume()

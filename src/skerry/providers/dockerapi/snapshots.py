@@ -13,7 +13,7 @@ from skerry import clock
 from skerry.agent import transfers
 from skerry.agent.client import AgentClient
 from skerry.agent.guest import trees
-from skerry.errors import Conflict, LimitReached, NotFound, ProviderError, SkerryError
+from skerry.errors import Conflict, NotFound, ProviderError, SkerryError, TooLarge
 from skerry.host import folders
 from skerry.model.spec import SandboxId
 from skerry.providers.base import Snapshot, log
@@ -41,7 +41,7 @@ class EngineSnapshots:
     async def take(
         self, id: SandboxId, name: str, box: containers.Inspected, disk: int, client: AgentClient
     ) -> Snapshot:
-        """Keep the box's root and its work folder, if that fits on its disk. Raises Conflict, LimitReached."""
+        """Keep the box's root and its work folder, if that fits on its disk. Raises Conflict, TooLarge."""
         if await self._find(name):
             raise Conflict(f"there is a snapshot {name!r} already; remove it, or choose another name")
         await self._check_root(id)
@@ -96,7 +96,7 @@ class EngineSnapshots:
             raise Conflict(f"snapshot {name!r} is in use: end the sandboxes that were made of it first") from error
 
     async def unfold(self, image: str, disk: int, client: AgentClient) -> None:
-        """Put the work folder of a snapshot into the one of a new box. Raises LimitReached if that has no room."""
+        """Put the work folder of a snapshot into the one of a new box. Raises TooLarge if that has no room."""
         no_room = f"the work folder of the snapshot is larger than the new box's disk of {format_size(disk)}: give disk"
         with self._aside() as folder:
             archive = folder / "home.tar"
@@ -107,21 +107,21 @@ class EngineSnapshots:
                         async for piece in answer:
                             file.write(piece)
                             if file.tell() > 2 * disk + _HEADERS:
-                                raise LimitReached(no_room)
+                                raise TooLarge(no_room)
             limits = {"max_bytes": disk, "max_entries": _MAX_ENTRIES}
             try:
                 with archive.open("rb") as file:
                     await asyncio.to_thread(trees.unpack, file.read, os.fsencode(folder), **limits)
             except trees.TooMuch:
-                raise LimitReached(no_room) from None
+                raise TooLarge(no_room) from None
             await transfers.upload_tree(client, folder / Path(layout.HOME).name, {"path": layout.HOME})
 
     async def _check_root(self, id: SandboxId) -> None:
-        """Raise LimitReached if the root is too large: the engine copies it with every hole filled."""
+        """Raise TooLarge if the root is too large: the engine copies it with every hole filled."""
         path = f"/containers/{layout.container_name(id)}/json"
         written = (await self._engine.get(path, dict[str, Any], query={"size": True})).get("SizeRw") or 0
         if written > self._max_root:
-            raise LimitReached(
+            raise TooLarge(
                 f"no snapshot is taken: the box has written {format_size(written)} to its root, and at most "
                 f"{format_size(self._max_root)} are kept. To keep more, set providers.{self._engine.provider}.max_root"
             )
@@ -134,7 +134,9 @@ class EngineSnapshots:
         return await self._engine.get("/images/json", list[dict[str, Any]], query={"filters": {"label": [label]}})
 
     async def _commit(self, container: str, *, tag: str | None = None, label: str | None = None) -> str:
-        query = {"container": container, "repo": REPOSITORY if tag else None, "tag": tag}
+        # Not frozen meanwhile: an engine that dies then calls the box "running" ever after, and nothing in it moves.
+        # Its work folder was read while it ran as well.
+        query = {"container": container, "repo": REPOSITORY if tag else None, "tag": tag, "pause": False}
         if label is not None:
             query["changes"] = f"LABEL {LABEL}={label} {containers.SINCE_LABEL}={clock.now()}"
         made = await self._engine.post("/commit", dict[str, Any], query=query, json={}, timeout_s=_COPY_TIMEOUT_S)

@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from skerry.errors import ConfigError, Conflict, LimitReached, NotFound, ProviderError, ProviderUnavailable, SkerryError
+from skerry.errors import (
+    BoxFull,
+    ConfigError,
+    Conflict,
+    LimitReached,
+    NotFound,
+    ProviderError,
+    ProviderUnavailable,
+    SkerryError,
+)
 from skerry.net import websocket
 from skerry.net.http import Content, HttpClient, HttpError, NoAnswer, UpgradeRefused
 from skerry.net.websocket import WebSocket
@@ -35,11 +44,12 @@ _SLACK_S = 5.0
 _SUCCESS = 200
 _RUNNING = (103, 105)
 _MAX_MESSAGE = 2000
+_BOX_FULL = "disk quota exceeded"
 _NO_ROOM = {
     "no space left on device|not enough free space|insufficient free space": (
         "its storage is full: free some room in the pool, or choose another one"
     ),
-    "disk quota exceeded": "the disk of the box is full: remove files there, or make one with a larger disk=",
+    _BOX_FULL: "the disk of the box is full: remove files there, or make one with a larger disk=",
     "cannot allocate memory|out of memory": "the host is out of memory: end something, or choose another host",
     "no available ip|no free ip|no available address|no addresses left|no more addresses": (
         "the network has no address left: end something, or widen its subnet"
@@ -258,7 +268,8 @@ def api_error(status: int, text: str) -> SkerryError:
         return NotFound(f"incus: {text}")
     for signs, advice in _NO_ROOM.items():
         if re.search(signs, low):
-            return LimitReached(f"incus: {advice} ({text})")
+            no_room = BoxFull if signs == _BOX_FULL else LimitReached
+            return no_room(f"incus: {advice} ({text})")
     if re.search(_AWAY, low):
         fix = "see `incus cluster list`; what is there is found again once its member is back"
         return ProviderUnavailable(PROVIDER, f"the member that was meant does not answer ({text})", fix=fix)

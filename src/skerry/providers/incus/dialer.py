@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,28 @@ class IncusDialer(Dialer[SandboxId]):
             raise AgentUnreachable(f"the box does not run: start it first ({error})") from error
 
     async def pid(self, id: SandboxId) -> int:
-        """Find a process of a box on this host, by its cgroup, which no box can forge: to ask Incus costs 30 ms."""
+        """Find the first process of a box on this host, by its cgroup, which no box can forge: to ask Incus costs
+        30 ms."""
         name, project = layout.container_name(id), self._api.project
         group = f"lxc.payload.{name if project == 'default' else f'{project}_{name}'}"
         for root in _CGROUPS:
             with suppress(OSError):
-                pids = Path(root, group, "cgroup.procs").read_text().split()
-                if seen := [int(pid) for pid in pids if pid != "0"]:
-                    return min(seen)
+                if first := _first(Path(root, group, "cgroup.procs").read_text().split()):
+                    return first
         return int((await self._api.get(f"{instances.path(id)}/state", dict[str, Any])).get("pid", 0))
+
+
+def _first(pids: Iterable[str]) -> int | None:
+    """Of a container's processes the one that is 1 in its namespace, as the kernel tells: others may have lower numbers
+    on the host, where these begin anew. A namespace within it has a first process too, which has one number more."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            status = Path("/proc", pid, "status").read_text()
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+            if numbers[-1] == "1":
+                found[len(numbers)] = int(pid)
+    return found[min(found)] if found else None
 
 
 def _check(status: str) -> None:

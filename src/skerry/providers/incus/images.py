@@ -13,7 +13,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from skerry.errors import Conflict, ImageNotFound, InvalidSpec, LimitReached, NotFound, ProviderError, Unsupported
+from skerry.errors import (
+    Conflict,
+    ImageNotFound,
+    InvalidSpec,
+    LimitReached,
+    NotFound,
+    ProviderError,
+    TooLarge,
+    Unsupported,
+)
 from skerry.model.spec import SandboxId
 from skerry.providers.base import Image, ImageBuild, OnProgress, Snapshot, log
 from skerry.providers.incus import instances
@@ -138,7 +147,7 @@ class IncusSnapshots:
 
     async def take(self, id: SandboxId, name: str) -> Snapshot:
         """Publish a snapshot of Incus's own, since it publishes nothing that runs; one that is left Incus removes after
-        a day. Raises Conflict, and LimitReached if it is larger, holes filled, than the box may be."""
+        a day. Raises Conflict, and TooLarge if it is larger, holes filled, than the box may be."""
         box = await instances.inspect(self._api, id)
         if await self.find(name) is not None:
             raise Conflict(f"there is a snapshot {name!r} already; remove it, or choose another name")
@@ -165,7 +174,7 @@ class IncusSnapshots:
         most = int(box.devices.get("root", {}).get("size", self._disk))
         if found.size > 2 * most + _HEADERS:  # a tar has some more than the content of its files
             await self._api.do("DELETE", f"/1.0/images/{found.id}")
-            raise LimitReached(
+            raise TooLarge(
                 f"no snapshot is taken: with the holes in its files filled it has {format_size(found.size)}, and the "
                 f"box may hold {format_size(most)}. Remove such files, or set providers.incus.disk"
             )

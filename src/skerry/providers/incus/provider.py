@@ -77,6 +77,7 @@ class Incus(ImageVerbs, Provider):
     async def _info(self) -> IncusInfo:
         if self._known_info is None:
             self._known_info = await look(self._api, self._config.pool)
+            self.takes_memory_here = self._known_info.is_local
         return self._known_info
 
     @cached_property

@@ -80,6 +80,10 @@ class Box:
         """Note the box's first process, then the launcher outside it."""
         self._write("processes.json", msgspec.json.encode(running))
 
+    def forget_processes(self) -> None:
+        """Take the note back, of processes that are dead, before others are made in their place."""
+        (self.path / "processes.json").unlink(missing_ok=True)
+
     def read_processes(self) -> list[Process]:
         """Read the processes; none are known until the box has been made."""
         return self._read("processes.json", list[Process]) or []
@@ -95,10 +99,11 @@ class Box:
 
     def _write(self, name: str, data: bytes) -> None:
         # each file is written once: a rename over another would wait for the disk
-        draft = self.path / f"{name}.new"
-        draft.touch(mode=0o600)
-        draft.write_bytes(data)
-        draft.rename(self.path / name)
+        draft = f"{self.path}/{name}.new"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb", buffering=0) as file:
+            file.write(data)
+        os.rename(draft, f"{self.path}/{name}")
 
     def mark_whole(self) -> None:
         """Note that all of it is there, its limits hold and its agent has answered."""
@@ -116,18 +121,23 @@ class Box:
         return meta is not None and meta.boot_id == boot_id() and bool(running) and running[0].is_alive()
 
     def listen(self) -> socket.socket:
-        """Make the listening socket that the box inherits, so that a connection waits from the first moment."""
+        """Make the listening socket that the box inherits, so that a connection waits from the first moment; another in
+        its place, if one was made in vain."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        os.fchmod(listener.fileno(), 0o600)
         try:
+            self.socket_path.unlink(missing_ok=True)
+            os.fchmod(listener.fileno(), 0o600)
             folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY)
-        except FileNotFoundError:
-            raise NotFound(f"there is no box {self.id}") from None
-        try:  # by a short name of the folder: the address of a unix socket ends at 107 bytes
-            listener.bind(f"/proc/self/fd/{folder}/{self.socket_path.name}")
-        finally:
-            os.close(folder)
-        listener.listen(1024)
+            try:  # by a short name of the folder: the address of a unix socket ends at 107 bytes
+                listener.bind(f"/proc/self/fd/{folder}/{self.socket_path.name}")
+            finally:
+                os.close(folder)
+            listener.listen(1024)
+        except BaseException as error:
+            listener.close()
+            if isinstance(error, FileNotFoundError):
+                raise NotFound(f"there is no box {self.id}") from None
+            raise
         return listener
 
     def remove(self) -> None:

@@ -11,7 +11,7 @@ import select
 import signal
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from skerry.providers.local import boxes, host, profile
 from skerry.providers.local.boxes import Box, Meta
 from skerry.providers.local.host import Host
 from skerry.providers.local.profile import AGENT, HOME, PYTHON
+from skerry.providers.local.zygote import LISTEN, Channels, Fork, Forked, Zygotes, why_not_forked
 from skerry.providers.shared import loopback
 from skerry.providers.shared.limits import ULIMITS, BoxLimits
 
@@ -67,12 +68,13 @@ def group_name(id: SandboxId) -> str:
     return f"skerry-{id}"
 
 
-def processes_of(box: Box, meta: Meta | None, groups: Iterable[Path]) -> set[Process]:
-    """Find all live processes of a box, however far its creation came."""
+def processes_of(box: Box, meta: Meta | None, groups: Iterable[Path], dead: Collection[Process] = ()) -> set[Process]:
+    """Find all live processes of a box, however far its creation came. Of those that are known to be dead nothing is
+    asked: the kernel takes milliseconds to say that there is no such process any more."""
     if meta is not None and meta.boot_id != clock.boot_id():
         return set()
     if meta is not None and (running := box.read_processes()):
-        return {process for process in running if process.is_alive()}
+        return {process for process in running if process not in dead and process.is_alive()}
     # Died between the start and the note of it: its arguments end in the start file, the id and a number.
     found = set(processes.find_by_arguments((_START, box.id), 3))
     if meta is not None and meta.uid is not None:
@@ -100,8 +102,17 @@ class Creation:
     """One create: `start`, a greeting by the caller, `finish`, and `close` in any case. It holds the box's lock from
     start to close, and undoes nothing: whoever asked for it destroys what it left."""
 
-    def __init__(self, host: Host, defaults: Defaults, box: Box, spec: Spec, on_child: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        defaults: Defaults,
+        box: Box,
+        spec: Spec,
+        on_child: Callable[[int], None],
+        zygotes: Zygotes | None = None,
+    ) -> None:
         self._host = host
+        self._zygotes = zygotes
         self._box = box
         self._spec = spec
         self._on_child = on_child
@@ -111,6 +122,7 @@ class Creation:
         self._deadline = time.monotonic() + self._timeout_s
         self._open = contextlib.ExitStack()
         self._log: Log | None = None
+        self._forked: Forked | None = None
         self._uid: int | None = None
 
     @property
@@ -127,6 +139,38 @@ class Creation:
         self._holder = scope.holder()
         self._interpreter = self._host.own_interpreter if self._spec.root is None else self._host.portable_interpreter
         self._intend()
+        if self._zygotes is not None and why_not_forked(self._spec, self._holder, self._uid) is None:
+            if (forked := self._fork(self._zygotes, log)) is not None:
+                self._forked = forked
+                self._first = forked.process
+                try:
+                    self._held = self._holder.check(self._first.pid, group_name(self._box.id), self._limits)
+                except ProviderError as error:
+                    _log.debug("box %s is not forked after all: %s", self._box.id, error)
+                    self.start_anew()
+                return
+            self._start_plainly(log)
+            self._zygotes.start()  # for the next one
+        else:
+            self._start_plainly(log)
+
+    def can_start_anew(self) -> bool:
+        """Whether it was forked, and so may be started in another way if it does not answer."""
+        return self._forked is not None
+
+    def start_anew(self) -> None:
+        """Start what was forked in vain once more, without a zygote."""
+        assert self._forked is not None
+        assert self._log is not None
+        assert self._zygotes is not None
+        processes.wait_until_dead([self._first], self.left_s, kill=True)
+        self._zygotes.note_failure(self._forked.why_not_whole())
+        self._forked.close()
+        self._forked = None
+        self._box.forget_processes()
+        self._start_plainly(self._log)
+
+    def _start_plainly(self, log: Log) -> None:
         self._first = self._launch(log)
         name = group_name(self._box.id)
         try:
@@ -165,6 +209,8 @@ class Creation:
         return self._held
 
     def close(self) -> None:
+        if self._forked is not None:
+            self._forked.close()
         self._open.close()
 
     @contextlib.contextmanager
@@ -213,6 +259,37 @@ class Creation:
             _let_die_first(first)
             config.write(self._config(listen_number))
             return first
+
+    def _fork(self, zygotes: Zygotes, log: Log) -> Forked | None:
+        """Have the box forked, with its notes and limits as `_launch` has them; None where nobody does it."""
+        name = group_name(self._box.id)
+        config_read, config_write = spawn.task_pipe()
+        # nobody else keeps the listener: if the fork dies, who has dialled it hears of that
+        with open(config_read, "rb", 0), open(config_write, "wb", 0) as config, self._box.listen() as listener:
+            try:
+                self._holder.hierarchies.make(name, self._limits)
+                with self._holder.hierarchies.opened(name, self._limits) as (tasks, group):
+                    channels = Channels(config_read, listener.fileno(), log.fd, tasks, group)
+                    forked = zygotes.fork(self._uid, self._to_fork(), channels)
+            except ProviderError as error:  # somebody cleans up groups; the plain way tries again, and tells
+                _log.debug("box %s is not forked: %s", self._box.id, error)
+                return None
+            listener.close()
+            if forked is None:
+                return None
+            self._box.write_processes([forked.process])
+            _let_die_first(forked.process)
+            config.write(self._config(LISTEN))
+            return forked
+
+    def _to_fork(self) -> Fork:
+        return Fork(
+            id=self._box.id,
+            user=profile.user_of(self._spec),
+            rules=self._spec.network is Network.RULES,
+            masked=[path[1:] for path in profile.masked(has_own_uid=self._uid is not None)],
+            folders=profile.folders(self._sizes),
+        )
 
     def _intend(self) -> None:
         """Note what is to be made before anything of it exists, so that all that follows can be found by it."""

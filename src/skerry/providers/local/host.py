@@ -84,7 +84,7 @@ class found_once(cached_property[T]):
 
 class Host:
     def __init__(self, cache: Path) -> None:
-        self._cache = cache
+        self.cache = cache
         self._finding = threading.RLock()
 
     @found_once
@@ -148,19 +148,19 @@ class Host:
         python = _python_in_usr()
         if python is None:
             return self.portable_interpreter
-        return Interpreter([python, "-I", "-S", "-B"], bundle.agent_folder(self._cache, python), None)
+        return Interpreter([python, "-I", "-S", "-B"], bundle.agent_folder(self.cache, python), None)
 
     @found_once
     def portable_interpreter(self) -> Interpreter:
         """For any other root: what it has may be too old, or nothing."""
-        portable = bundle.portable(self._cache)
-        return Interpreter(portable.argv(PYTHON), bundle.agent_folder(self._cache, portable.python), portable.folder)
+        portable = bundle.portable(self.cache)
+        return Interpreter(portable.argv(PYTHON), bundle.agent_folder(self.cache, portable.python), portable.folder)
 
     @found_once
     def skeleton(self) -> Path:
         """The root for the host's system as it is now, with the agent in it; `usr` is for the caller to bind."""
         agent = self.own_interpreter.agent
-        folder = self._cache / f"root-{_key(agent, self.links)}"
+        folder = self.cache / f"root-{_key(agent, self.links)}"
         if not folder.is_dir():
             bundle.make_folder(folder, lambda aside: _fill(aside, agent, self.links))
         return folder

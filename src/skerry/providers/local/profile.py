@@ -25,6 +25,8 @@ stays. Each mask costs 0.2 ms of every start."""
 _MASKED_FROM_OUR_UID = ("/proc/keys", "/proc/key-users")
 """What shows the keys of the box's uid: none are there if that is the box's own."""
 
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
 _OWN_PLACES = {"proc", "dev", "sys", "tmp", ".skerry"}
 """Top-level names that a box always gets fresh, whatever its root has there."""
 
@@ -64,6 +66,29 @@ def environment(spec: Spec, *, has_links: bool = False) -> dict[str, str]:
     return defaults | spec.env
 
 
+def masked(*, has_own_uid: bool) -> list[str]:
+    """Files of /proc that nobody in a box can read."""
+    return [*_MASKED] if has_own_uid else [*_MASKED, *filter(os.path.exists, _MASKED_FROM_OUR_UID)]
+
+
+def folders(sizes: Sizes) -> list[tuple[str, int, int]]:
+    """What a box can write to, in memory: path below its root, mode and size."""
+    return [("dev/shm", 0o1777, sizes.shm), ("tmp", 0o1777, sizes.tmp), (HOME[1:], 0o700, sizes.home)]
+
+
+def devices(folder: str) -> list[str]:
+    """The devices that bubblewrap gives to every box, in a folder that nobody can change, without its terminals."""
+    links = {"stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+    links |= {"fd": "/proc/self/fd", "core": "/proc/kcore", "ptmx": "pts/ptmx"}
+    return [
+        *("--perms", "0755", "--tmpfs", folder),
+        *(word for name in _DEVICES for word in ("--dev-bind", f"/dev/{name}", f"{folder}/{name}")),
+        *(word for name, target in links.items() for word in ("--symlink", target, f"{folder}/{name}")),
+        *("--perms", "0755", "--dir", f"{folder}/shm", "--perms", "0755", "--dir", f"{folder}/pts"),
+        *("--remount-ro", folder),
+    ]
+
+
 def options(
     *,
     user: User,
@@ -78,12 +103,12 @@ def options(
 ) -> list[str]:
     """Options of the whole boundary, in the order of the mounts: what comes later lies above."""
     share = ["--share-net"] if network is Network.HOST else []
-    masked = _MASKED if has_own_uid else (*_MASKED, *filter(os.path.exists, _MASKED_FROM_OUR_UID))
+    closed = [word for path in masked(has_own_uid=has_own_uid) for word in ("--ro-bind", "/dev/null", path)]
     return [
         *("--unshare-all", *share, "--unshare-user", "--disable-userns", "--new-session", "--as-pid-1"),
         *("--uid", str(user.uid), "--gid", str(user.gid), "--hostname", "sandbox", "--cap-drop", "ALL"),
         *root,
-        *("--proc", "/proc", *(word for path in masked for word in ("--ro-bind", "/dev/null", path))),
+        *("--proc", "/proc", *closed),
         *("--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(sizes.shm), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", str(sizes.tmp), "--tmpfs", "/tmp"),

@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from skerry import aio
-from skerry.errors import ConfigError, InvalidSpec, NotFound, ProviderError, Unsupported
+from skerry.errors import AgentError, ConfigError, InvalidSpec, NotFound, ProviderError, Unsupported
 from skerry.host import cgroup, disks, processes, scope
+from skerry.host.processes import Process
 from skerry.model.spec import Network, SandboxId, Spec
 from skerry.net import dial
 from skerry.net.stream import Stream
@@ -32,6 +33,7 @@ from skerry.providers.local import boxes, profile
 from skerry.providers.local.boxes import Box, Meta, all_boxes
 from skerry.providers.local.creation import NPROC, Creation, Defaults, counts_processes, group_name, processes_of
 from skerry.providers.local.host import Host
+from skerry.providers.local.zygote import Zygotes
 from skerry.providers.shared import loopback, polling
 from skerry.providers.shared.dialer import FirstStreams
 from skerry.providers.shared.limits import CONTROLLERS, NO_LIMIT
@@ -60,6 +62,8 @@ class LocalConfig(ProviderConfig, frozen=True):
     tmp: int | str = "256M"
     shm: int | str = "64M"
     start_timeout_s: float = 30.0
+    zygote: Literal["auto", "off"] = "auto"
+    """Whether boxes may be forked from a process that has the agent in its memory already."""
 
     def defaults(self) -> Defaults:
         try:
@@ -72,6 +76,7 @@ class LocalConfig(ProviderConfig, frozen=True):
 class Local(Provider):
     name = "local"
     isolation = Isolation.NAMESPACE
+    takes_memory_here = True
     capabilities = frozenset({Capability.WATCH})
     honours = frozenset({"root"})
     Config = LocalConfig
@@ -86,13 +91,20 @@ class Local(Provider):
         self._first = FirstStreams()
         self._children: set[int] = set()
         self._children_lock = threading.Lock()
+        self._knows_host = False
+        zygotes = Zygotes(self._host, self._host.cache / "zygotes", self._remember_child)
+        self._zygotes = zygotes if config.zygote == "auto" else None
 
     async def check(self) -> None:
         await self._in_thread(self._host.check)
 
     async def enforcement(self, spec: Spec) -> Mapping[str, Enforcement]:
         _refuse_what_is_never_honoured(spec)
-        return await self._in_thread(lambda: self._enforcement(spec))
+        if self._knows_host:  # it takes no time any more, and a thread would
+            return self._enforcement(spec)
+        enforced = await self._in_thread(lambda: self._enforcement(spec))
+        self._knows_host = True
+        return enforced
 
     async def describe(self) -> Mapping[str, Enforcement]:
         return {**await super().describe(), "rules": await self._in_thread(self._rules)}
@@ -102,20 +114,31 @@ class Local(Provider):
         self._reap()
         box = Box(self._state_dir, id)
         box.make()  # at once: a destroy that comes after a cancelled create must find it
-        creation = Creation(self._host, self._defaults, box, spec, self._remember_child)
+        creation = Creation(self._host, self._defaults, box, spec, self._remember_child, self._zygotes)
         try:
             with creation.failures():
                 await aio.run_to_end(self._in_thread(creation.start))
-                stream = await dial.unix(box.socket_path, timeout_s=creation.left_s)
-                async with self._first.first_client(id, stream, creation.left_s) as client:
-                    if spec.root is not None:  # what it has in place of our own files is not known before
-                        await loopback.check(client, spec)
-                    held = creation.finish()
+                try:
+                    held = await self._greet(creation, box, spec)
+                except AgentError:
+                    if not creation.can_start_anew():
+                        raise
+                    await aio.run_to_end(self._in_thread(creation.start_anew))
+                    held = await self._greet(creation, box, spec)
         finally:
             creation.close()
         asyncio.get_running_loop().call_later(_KEPT_S, self._first.forget, id)
         unlimited = {} if self._defaults.of(spec).cpus is not None else {"cpus": NO_LIMIT}
         return unlimited | {field: Enforcement(by=held[name]) for field, name in CONTROLLERS.items() if name in held}
+
+    async def _greet(self, creation: Creation, box: Box, spec: Spec) -> dict[str, str]:
+        """Wait for the agent's first answer, with which the box is whole; how the kernel holds each of its limits."""
+        stream = await dial.unix(box.socket_path, timeout_s=creation.left_s)
+        patience_s = creation.left_s / 2 if creation.can_start_anew() else creation.left_s
+        async with self._first.first_client(box.id, stream, patience_s) as client:
+            if spec.root is not None:  # what it has in place of our own files is not known before
+                await loopback.check(client, spec)
+            return creation.finish()
 
     async def destroy(self, id: SandboxId, *, volumes: bool = False) -> None:
         self._first.forget(id)
@@ -233,9 +256,11 @@ def _refuse_what_is_never_honoured(spec: Spec) -> None:
 def _kill(box: Box, meta: Meta | None, groups: list[Path]) -> None:
     """Kill all of it: what was starting may have forked while we looked, so we look until nothing is left."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while found := processes_of(box, meta, groups):
+    dead: set[Process] = set()
+    while found := processes_of(box, meta, groups, dead):
         if not processes.wait_until_dead(found, deadline - time.monotonic(), kill=True):
             raise ProviderError(f"box {box.id} does not die: one of its processes hangs in the kernel; try again")
+        dead |= found
 
 
 def _status(box: Box) -> BoxStatus:

@@ -16,6 +16,7 @@ from skerry.errors import NotFound, ProviderError
 from skerry.host import cgroup, folders, locks
 from skerry.model.spec import SandboxId
 from skerry.providers.base import BoxState, BoxStatus
+from skerry.vm import launch
 from skerry.vm.base import Drive, Hypervisor
 from skerry.vm.folder import VmFolder, read_note, write_note
 
@@ -90,11 +91,13 @@ class MachineBox:
 
     @contextlib.asynccontextmanager
     async def held(self, timeout_s: float) -> AsyncIterator[MachineMeta]:
-        """Hold a box that is there, and has been made; raises NotFound."""
+        """Hold a box that is there, and has been made, as all but a destroy does. Raises NotFound, and ProviderError if
+        its machine has to be killed first and does not die."""
         async with self.locked(timeout_s) as exists:
             meta = self.read_meta() if exists else None
             if meta is None:
                 raise NotFound(f"there is no box {self.id}")
+            await self.kill_if_left_alone()
             yield meta
 
     def write_meta(self, meta: MachineMeta) -> None:
@@ -121,6 +124,11 @@ class MachineBox:
     def mark_whole(self) -> None:
         self.mark(Mark.WHOLE)
 
+    async def kill_if_left_alone(self) -> None:
+        """See `launch`. Raises ProviderError."""
+        if self.vm.is_left_alone():
+            await asyncio.to_thread(launch.kill_if_left_alone, self.vm)
+
     async def remove(self) -> None:
         await asyncio.to_thread(folders.remove, self.path)
 
@@ -134,10 +142,12 @@ def all_metas(state_dir: Path) -> list[tuple[SandboxId, MachineMeta]]:
 
 
 async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str, str]) -> BoxStatus | None:
-    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids."""
+    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids. Raises
+    ProviderError if a machine that has to be killed first does not die."""
     meta = box.read_meta()
     if meta is None:
         return BoxStatus(state=BoxState.REMAINS) if box.path.exists() else None
+    await box.kill_if_left_alone()
     vm = box.vm.read()
     groups = [] if vm is None or box.vm.is_running() else vm.groups
     out_of_memory = bool(groups) and cgroup.ran_out_of_memory(map(Path, groups))

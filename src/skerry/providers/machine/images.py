@@ -68,10 +68,11 @@ class Sources:
                 _log.debug("no kernel to probe a hypervisor with: %s", error)
 
     async def find(self, name: str | None, *, has_python: bool = True) -> Source:
-        """Source of a name, an id or a path; without `has_python` of one that brings the agent's interpreter. Raises
-        ImageNotFound, or InvalidSpec for a path."""
+        """Source of a name, an id or a path; without `has_python` of one that brings the agent's interpreter. Its
+        kernel is as good as any to probe a hypervisor with. Raises ImageNotFound, or InvalidSpec for a path."""
         asked = DEFAULT if name is None else name
         image = await self.store.resolve(asked)
+        self._kernel = self._kernel or image.kernel
         if not (has_python or image.brings_python):
             raise ImageNotFound(f"the image {asked} brings no interpreter for the agent: build it again, on Linux")
         key, runtime = await disks.runtime_disk(self._cache, has_python=has_python)

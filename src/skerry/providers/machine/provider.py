@@ -57,6 +57,8 @@ from skerry.vm.templates import TemplateStore
 _log = logging.getLogger("skerry.providers")
 
 _CONTROL_S = 5.0
+_FREEZE_S = 30.0
+"""How long a guest may take to write out what it has in memory."""
 _HOLD_S = 30.0
 """How long somebody else may be at a box beyond the time that it takes to start one."""
 
@@ -69,6 +71,7 @@ class MachineProvider(ImageVerbs, Provider):
     """A subclass has a name and says which hypervisor runs its machines."""
 
     isolation = Isolation.VM
+    takes_memory_here = True
     capabilities = frozenset(Capability)
     honours = frozenset({"image", "writable_root", "admin", "data", "snapshot"})
     needs_builder = True
@@ -187,7 +190,7 @@ class MachineProvider(ImageVerbs, Provider):
 
     async def dial(self, id: SandboxId) -> Stream:
         """Hand out the stream that the box was started through, if nobody has had it yet; else another."""
-        box = self._reachable(id)
+        box = await self._reachable(id)
         return self._first_streams.take(id) or await box.vm.dial(AGENT_PORT, DIAL_S)
 
     async def aclose(self) -> None:
@@ -198,7 +201,7 @@ class MachineProvider(ImageVerbs, Provider):
 
     async def dial_as(self, id: SandboxId, user: str) -> Stream:
         """Dial an agent of another user, which ends with the stream."""
-        box = self._reachable(id)
+        box = await self._reachable(id)
         async with guest.control(box.vm, DIAL_S) as client:
             agent = await client.call("agent_as", {"user": user}, type=_Agent)
             return await box.vm.dial(agent.port, DIAL_S)
@@ -241,11 +244,8 @@ class MachineProvider(ImageVerbs, Provider):
     async def pause(self, id: SandboxId) -> None:
         async with self._held_running(id) as box:
             if not await self._hypervisor.is_paused(box.vm):
-                try:
+                async with self._resumed_if_it_fails(box):
                     await self._pause(box)
-                except BaseException:
-                    await self._resume(box)
-                    raise
 
     async def resume(self, id: SandboxId) -> None:
         async with self._held_running(id) as box:
@@ -304,8 +304,9 @@ class MachineProvider(ImageVerbs, Provider):
             raise NotFound(f"there is no box {id}")
         return box
 
-    def _reachable(self, id: SandboxId) -> MachineBox:
+    async def _reachable(self, id: SandboxId) -> MachineBox:
         box = self._existing(id)
+        await box.kill_if_left_alone()
         if not box.vm.is_running():
             raise AgentUnreachable("the machine does not run: start it first, or destroy it")
         return box
@@ -325,15 +326,16 @@ class MachineProvider(ImageVerbs, Provider):
         await box.vm.wait(_CONTROL_S)
 
     async def _pause(self, box: MachineBox) -> None:
-        """Pause it once its files are written out. A guest that does not listen is paused all the same."""
+        """Pause it once its files are written out. Raises ProviderError if its guest does not do that."""
         box.mark(Mark.PAUSED)
         try:
-            await guest.call(box.vm, _CONTROL_S, "freeze")
+            await guest.call(box.vm, _FREEZE_S, "freeze")
         except AgentError as error:
-            _log.warning("box %s is paused without its files written out: %s", box.id, error)
+            raise ProviderError(f"box {box.id} does not write out its files: {error}; stop or destroy it") from error
         await self._hypervisor.pause(box.vm)
 
     async def _resume(self, box: MachineBox) -> None:
+        """Let it go on. Raises ProviderError if its guest does not; the next call tries again."""
         if not box.has(Mark.PAUSED):
             return
         await self._hypervisor.resume(box.vm)
@@ -342,8 +344,21 @@ class MachineProvider(ImageVerbs, Provider):
                 await client.call("thaw", type=dict[str, Any])
                 await client.call("sync_clock", {"time": time.time()}, type=dict[str, Any])
         except AgentError as error:
-            _log.warning("box %s goes on without its clock set: %s", box.id, error)
+            reason = f"box {box.id} was resumed, and its guest does not go on: {error}"
+            raise ProviderError(f"{reason}; try again, or stop and start it") from error
         box.mark(Mark.PAUSED, False)
+
+    @contextlib.asynccontextmanager
+    async def _resumed_if_it_fails(self, box: MachineBox) -> AsyncIterator[None]:
+        """Resume it if the code within fails, whose error is the one that counts."""
+        try:
+            yield
+        except BaseException:
+            try:
+                await self._resume(box)
+            except ProviderError as error:
+                _log.warning("%s", error)
+            raise
 
     @contextlib.asynccontextmanager
     async def _still(self, box: MachineBox) -> AsyncIterator[None]:
@@ -351,8 +366,7 @@ class MachineProvider(ImageVerbs, Provider):
         if not box.vm.is_running() or (box.has(Mark.PAUSED) and await self._hypervisor.is_paused(box.vm)):
             yield
             return
-        try:
+        async with self._resumed_if_it_fails(box):
             await self._pause(box)
             yield
-        finally:
-            await self._resume(box)
+        await self._resume(box)

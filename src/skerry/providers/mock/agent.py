@@ -172,13 +172,25 @@ class BoxAgent(Agent):
         listener.connect(far)
         tunnel.PortTunnel(self, call, near)
 
+    def target_of(self, link: bytes) -> bytes:
+        return self.box.files.locate(box_path(link))
+
+    def user(self, call: Call) -> None:
+        name = str(call.params.get("user") or self.box.files.uid)
+        uid = uid_of(name)
+        name = next((known for known, number in USERS.items() if number == uid), str(uid))
+        call.answer({"name": name, "uid": uid, "gid": uid, "home": HOME})
+
     def sync_clock(self, call: Call) -> None:
         raise Failure("denied", "the clock of a mock box cannot be set")
 
     def no_network(self, call: Call) -> None:
         raise Failure("unsupported", "a mock box has no network")
 
+    def no_interpreter(self, call: Call) -> None:
+        raise Failure("unsupported", "a mock box runs no code, so that it has nothing to remember")
+
     own_calls = {  # noqa: RUF012
         "exec": exec, "exec_code": exec_code, "metrics": metrics, "connect": connect, "sync_clock": sync_clock,
-        "network": no_network,
+        "network": no_network, "interpreter": no_interpreter, "user": user,
     }  # fmt: skip

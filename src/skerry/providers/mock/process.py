@@ -308,6 +308,10 @@ class Kernel(ProcessTable):
     def signal_group(self, pid: int, number: int) -> None:
         self.signal_trees({pid: ""}, number)
 
+    def signal_process(self, pid: int, number: int) -> None:
+        if pid in self.running:
+            self.running[pid].kill(number)
+
     def terminate(self) -> None:
         for process in self.alive:
             process.kill(signal.SIGTERM)

@@ -236,9 +236,10 @@ class Mock(base.Provider):
     def _mount_volumes(self, box: Box) -> None:
         """Put a box's volumes into its files, made where they are not there yet."""
         spec, instance = box.spec, box.spec.labels.get("skerry.instance", "")
-        cache = Volume(name="", kind="cache", project=spec.project, instance=instance, created_at=self.clock.now)
+        kind = caches.kind(spec)
+        cache = Volume(name="", kind=kind, project=spec.project, instance=instance, created_at=self.clock.now)
         wanted = [
-            (path, replace(cache, name=f"cache-{instance}-{spec.project}-{label}", label=label))
+            (path, replace(cache, name=f"{kind}-{instance}-{spec.project}-{label}", label=label))
             for label, path in caches.mounts(spec)
         ]
         if spec.data is not False:
@@ -267,7 +268,11 @@ class Mock(base.Provider):
         if volume.kind == "data":
             return volume.sandbox in self.host.boxes
         specs = [box.spec for box in self.host.boxes.values() if box.spec.project == volume.project]
-        return any(volume.label == label for spec in specs for label, _ in caches.mounts(spec))
+        return any(
+            (volume.kind, volume.label) == (caches.kind(spec), label)
+            for spec in specs
+            for label, _ in caches.mounts(spec)
+        )
 
     async def logs(self, id: SandboxId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[bytes]:
         box = self.host.box(id)

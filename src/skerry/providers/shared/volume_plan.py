@@ -42,8 +42,9 @@ def wanted(provider: str, id: SandboxId, spec: Spec) -> list[Wanted]:
         own = id if spec.name is None else f"{spec.name}-{_short(instance, spec.project, spec.name)}"
         found.append(Wanted(f"skerry-data-{own}", layout.DATA, labels, 0o755))
     for tool, path in caches.mounts(spec):
-        labels = {**common, KIND: "cache", "skerry.name": tool}
-        name = f"skerry-cache-{tool}-{_short(instance, spec.project)}"
+        kind = caches.kind(spec)
+        labels = {**common, KIND: kind, "skerry.name": tool}
+        name = f"skerry-{kind}-{tool}-{_short(instance, spec.project)}"
         found.append(Wanted(name, path, labels, 0o1777, spec.cache is Cache.READ))
     return found
 

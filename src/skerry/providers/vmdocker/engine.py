@@ -36,6 +36,10 @@ class VmDockerConfig(DaemonConfig, frozen=True):
 
     hypervisor: Literal["", "qemu", "firecracker", "vfkit"] = ""
     """Empty: Firecracker where it runs, else QEMU; vfkit on a Mac."""
+    program: str = "firecracker"
+    """Firecracker: a name in PATH, or a path."""
+    jailer: str = "jailer"
+    """Its jailer, the same; empty: machines have a uid of their own but no jail."""
     state_dir: str = ""
     """A folder for each project; empty: /var/lib/skerry/vmdocker for root, else ~/.local/state/skerry/vmdocker."""
     vm_memory: int | str = "1G"

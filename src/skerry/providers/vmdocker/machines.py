@@ -20,7 +20,7 @@ from skerry.providers.machine.images import Source, Sources
 from skerry.providers.shared.limits import BoxLimits
 from skerry.providers.vmdocker.engine import NAME, SOCKET, ProjectEngine, VmDockerConfig
 from skerry.units import format_size
-from skerry.vm import console, guest, templates
+from skerry.vm import console, guest, launch, templates
 from skerry.vm.base import Capabilities, Drive, Hypervisor, Machine
 from skerry.vm.folder import VmFolder
 from skerry.vm.guest import Preparation
@@ -94,7 +94,10 @@ class ProjectMachines:
         }
 
     def is_running(self, folder: Path) -> bool:
-        return self._folder(folder).is_running()
+        """Whether it runs. Raises ProviderError if one that has lost its warden does not die."""
+        vm = self._folder(folder)
+        launch.kill_if_left_alone(vm)
+        return vm.is_running()
 
     async def tell(self, folder: Path, *, lifetime_s: float | None, idle_s: float | None) -> None:
         """Have it power itself off after so long, or so long after its last user. Raises AgentError."""
@@ -241,7 +244,9 @@ class ProjectMachines:
         if self._config.hypervisor in ("", "firecracker"):
             from skerry.vm.firecracker import FirecrackerHypervisor
 
-            firecracker = FirecrackerHypervisor(self._cache, kernel=self._sources.kernel)
+            firecracker = FirecrackerHypervisor(
+                self._cache, self._sources.kernel, program=self._config.program, jailer=self._config.jailer
+            )
             if self._config.hypervisor:
                 return firecracker
             try:

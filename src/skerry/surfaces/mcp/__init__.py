@@ -1,1 +1,2 @@
-"""The Model Context Protocol: `server.serve` is the entry, `server.CallLimits` its bounds. Needs the package mcp."""
+"""The Model Context Protocol, for one client on standard streams (`server.serve`) and for tokens over HTTP
+(`http.McpEndpoint`), with the same tools. Needs the package mcp."""

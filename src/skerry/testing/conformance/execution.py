@@ -276,6 +276,30 @@ class ExecTests(Suite):
         third = await sandbox.processes.attach(process.number)
         assert b"".join([data async for _, data in third]) == b"before\nafter x\n"
 
+    async def test_who_wants_no_replay_hears_only_what_comes(self, sandbox: AsyncSandbox) -> None:
+        process = await sandbox.start("echo before; cat", background=True, stdin=True)
+        assert process.number is not None
+        assert process.pid
+        await output_until(await sandbox.processes.attach(process.number), b"before\n")
+        late = await sandbox.processes.attach(process.number, replay=False)
+        heard = asyncio.create_task(output_until(late, b"after\n"))
+        while not heard.done():  # nothing tells when it begins to hear
+            async with process.input() as call:
+                await call.send(b"after\n")
+            await asyncio.wait({heard}, timeout=0.1)
+        assert b"before" not in await heard
+        await process.close_stdin()
+        assert (await process.wait()).exit_code == 0
+
+    async def test_a_process_without_stdin_takes_no_input(self, sandbox: AsyncSandbox) -> None:
+        process = await sandbox.start(["sleep", "1000"], background=True)
+        with pytest.raises(InvalidSpec):
+            async with process.input() as call:
+                await call.send(b"x")
+        await process.signal(9, alone=True, wait=True)
+        (known,) = [each for each in await sandbox.processes.list() if each.process == process.number]
+        assert not known.running
+
     async def test_processes_are_listed_with_their_tags(self, sandbox: AsyncSandbox) -> None:
         process = await sandbox.start(["sleep", "1000"], background=True, tag="server")
         listed = {each.process: each for each in await sandbox.processes.list()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from skerry.errors import (
+    NotFound,
     PathDenied,
     PathExists,
     PathIsFolder,
@@ -227,6 +228,42 @@ class FileTests(Suite):
                 seen.add((event.event, event.path.rpartition("watched/")[2]))
                 if {("create", "inner"), ("create", "inner/file")} <= seen:
                     break
+
+    async def test_a_kept_watch_tells_all_up_to_the_moment_when_it_is_asked(self, sandbox: AsyncSandbox) -> None:
+        await sandbox.files.make_dir("watched")
+        watch = await sandbox.files.keep_watch("watched", exact=True)
+        for number in range(5):
+            await sandbox.files.make_dir(f"watched/{number}/in")
+            await sandbox.files.write(f"watched/{number}/in/file", "x", atomic=False)
+            seen = [(each.event, each.path.rpartition("watched/")[2]) for each in await watch.events()]
+            assert ("create", str(number)) in seen
+            assert seen[-2:] == [("create", f"{number}/in/file"), ("modify", f"{number}/in/file")]
+        await sandbox.files.move("watched/0", "watched/moved")
+        assert [each.event for each in await sandbox.files.kept_watch(watch.number).events()][:2] == [
+            "moved_from",
+            "moved_to",
+        ]
+        await watch.end()
+        with pytest.raises(NotFound):
+            await watch.events()
+
+    async def test_details_tell_owners_by_name_and_where_links_lead(self, sandbox: AsyncSandbox) -> None:
+        await sandbox.files.write("folder/file", "x", mode=0o640)
+        await sandbox.files.symlink("link", "folder/file")
+        await sandbox.files.symlink("broken", "nowhere")
+        file = await sandbox.files.details("folder/file")
+        assert (file.type, file.size, file.mode, bool(file.owner)) == (FileType.FILE, 1, 0o640, True)
+        known = {each.name: each async for each in sandbox.files.iter_details()}
+        assert known["folder"].leads_to is None
+        assert known["broken"].leads_to is None
+        end = known["link"].leads_to
+        assert end is not None
+        assert (end.type, end.mode, end.path) == (FileType.FILE, 0o640, file.path)
+
+    async def test_a_folder_may_have_to_be_new(self, sandbox: AsyncSandbox) -> None:
+        await sandbox.files.make_dir("some/new/folder", exist_ok=False)
+        with pytest.raises(PathExists):
+            await sandbox.files.make_dir("some/new/folder", exist_ok=False)
 
     async def test_a_watch_of_what_is_not_there_is_an_error(self, sandbox: AsyncSandbox) -> None:
         with pytest.raises(PathNotFound):

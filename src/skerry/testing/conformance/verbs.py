@@ -286,6 +286,20 @@ class VerbTests(Suite):
         finally:
             await self._remove_caches(verbs, project)
 
+    @_declared(Capability.VOLUMES, "cache", "cache_paths")
+    async def test_a_projects_own_volumes_come_without_the_tools_caches(self, provider: Provider, verbs: Any) -> None:
+        mine: dict[str, Any] = {"project": _unique("p"), "cache": "own", "cache_paths": {"mine": "/opt/mine"}}
+        try:
+            async with self.box(provider, **mine) as first:
+                await first.files.write("/opt/mine/f", "kept")
+                assert not await first.files.exists("/.cache/pip")
+            async with self.box(provider, **mine) as second:
+                assert await second.files.read_text("/opt/mine/f") == "kept"
+            assert await self._volumes(verbs, kind="cache", project=mine["project"]) == []
+        finally:
+            for volume in await self._volumes(verbs, kind="own", project=mine["project"]):
+                await verbs.remove_volume(volume.name)
+
     async def _remove_caches(self, verbs: Any, *projects: str) -> None:
         for project in projects:
             for volume in await self._volumes(verbs, kind="cache", project=project):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skerry.aio import backoff
-from skerry.errors import Conflict, CreateFailed
-from skerry.host import sparse
+from skerry.errors import Conflict, CreateFailed, ProviderError
+from skerry.host import processes, sparse
+from skerry.host.processes import Process
 from skerry.vm import launch
 from skerry.vm.base import CHANNEL, FIRST_CID, Capabilities, Drive, Hypervisor, Kernel, Machine, MachineLimits
 from skerry.vm.firecracker import api as bodies
@@ -30,6 +32,7 @@ _KERNEL, _INITRD = "kernel", "initrd"
 _API_UP_S = 15.0
 _LOOK_AGAIN_S = 0.003
 _LAST_WORDS_S = 1.0
+_HALT_S = 10.0
 
 
 class FirecrackerHypervisor(Hypervisor):
@@ -51,7 +54,7 @@ class FirecrackerHypervisor(Hypervisor):
         async with self._probing:
             if self._can is None:
                 found = await self._programs()
-                probe.check_device()
+                probe.check_device(in_jail=jail.why_no_jail(self._cache, found) is None)
                 await probe.probe_kvm(self, self._any_kernel(), found.version, self._cache)
                 self._can = Capabilities(accelerator="kvm", version=found.version, snapshots=True, shares_memory=True)
             return self._can
@@ -101,13 +104,29 @@ class FirecrackerHypervisor(Hypervisor):
                 await api.send(bodies.DriveUpdate(drive_id=name, path_on_host=drive_path(name)))
 
     async def pause(self, folder: VmFolder) -> None:
-        await _api(folder).send(VmState(state="Paused"))
+        process = _paused_by_signal(folder)
+        if process is None:
+            await _api(folder).send(VmState(state="Paused"))
+            return
+        _send(process, signal.SIGSTOP)
+        for delay_s in backoff(_LOOK_AGAIN_S, _LOOK_AGAIN_S, _HALT_S):
+            if processes.is_halted(process):
+                return
+            await asyncio.sleep(delay_s)
+        raise ProviderError(f"Firecracker's process {process.pid} was not stopped within {_HALT_S:g} s")
 
     async def resume(self, folder: VmFolder) -> None:
-        await _api(folder).send(VmState(state="Resumed"))
+        process = _paused_by_signal(folder)
+        if process is None:
+            await _api(folder).send(VmState(state="Resumed"))
+        else:
+            _send(process, signal.SIGCONT)
 
     async def is_paused(self, folder: VmFolder) -> bool:
-        return (await _api(folder).instance()).state == "Paused"
+        process = _paused_by_signal(folder)
+        if process is None:
+            return (await _api(folder).instance()).state == "Paused"
+        return processes.is_halted(process)
 
     async def kill(self, folder: VmFolder) -> None:
         await asyncio.to_thread(_kill, folder)
@@ -138,6 +157,22 @@ class FirecrackerHypervisor(Hypervisor):
 
 def _api(folder: VmFolder) -> Api:
     return Api(folder.file(MachineNote.read(folder.path).home) / API)
+
+
+def _paused_by_signal(folder: VmFolder) -> Process | None:
+    """Process of a machine that its Firecracker would lose: it is stopped and continued as a whole. None for others.
+    The version is the one that runs it, whatever is installed by now. Raises Conflict, Gone."""
+    if not probe.loses_what_it_resumes(MachineNote.read(folder.path).version):
+        return None
+    vm = folder.read()
+    if vm is None or vm.vmm is None:
+        raise Gone(f"there is no Firecracker in {folder.path}")
+    return vm.vmm
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    if not processes.send(process, number):
+        raise Gone(f"Firecracker's process {process.pid} has ended")
 
 
 def _launch(folder: VmFolder, machine: Machine, limits: MachineLimits | None, files: Files, found: Programs) -> None:

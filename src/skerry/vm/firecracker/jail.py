@@ -28,10 +28,10 @@ from skerry.vm.launch import Launch
 _log = logging.getLogger("skerry.vm")
 
 API = "api.sock"
-_OPTIONS = ("--api-sock", API)
+_OPTIONS = ("--api-sock", API, "--level", "Warning")
+"""Its own words are on the guest's console, which would be full of all that we ask it."""
 _BASE = "jail"
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
-_CGROUP_V2 = Path("/sys/fs/cgroup/cgroup.controllers")
 
 
 def drive_path(name: str) -> str:
@@ -59,15 +59,18 @@ def why_no_jail(folder: Path, programs: Programs) -> str | None:
         return "there is no jailer"
     if not uids.are_available():
         return "only root can make one"
-    return why_no_devices(folder)
+    return why_not_there(folder)
 
 
-def why_no_devices(folder: Path) -> str | None:
-    """Reason why the jailer can make no devices in a jail there; None if it can."""
+def why_not_there(folder: Path) -> str | None:
+    """Reason why no jail can be made there, as the jailer makes a device and a program in it; None if one can."""
     while not folder.exists():
         folder = folder.parent
-    has_none = os.statvfs(folder).f_flag & os.ST_NODEV
-    return f"{folder} is on a file system that has no devices" if has_none else None
+    flags = os.statvfs(folder).f_flag
+    for flag, lack in ((os.ST_NODEV, "has no devices"), (os.ST_NOEXEC, "runs no programs")):
+        if flags & flag:
+            return f"{folder} is on a file system that {lack}"
+    return None
 
 
 def clear(folder: VmFolder) -> None:
@@ -144,9 +147,8 @@ class Jail:
         """`options` are Firecracker's own, with paths as they are in the jail."""
         who = ["--id", self.id, "--uid", str(uid), "--gid", str(uid)]
         where = ["--exec-file", str(self._program), "--chroot-base-dir", str(self.base)]
-        # It makes no group, as none is asked for; but it looks for the old kind unless told, which not every host has.
-        groups = ["--cgroup-version", "2" if _CGROUP_V2.exists() else "1"]
-        return [str(jailer), *who, *where, *groups, "--new-pid-ns", "--", *options]
+        # of the second version it would leave our group for one that is called as the program, if there is any
+        return [str(jailer), *who, *where, "--cgroup-version", "1", "--new-pid-ns", "--", *options]
 
     def make(self) -> None:
         self.root.mkdir(mode=0o755, parents=True)

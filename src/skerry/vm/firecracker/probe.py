@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
 import shutil
+import stat
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from skerry.clock import boot_id
 from skerry.errors import InvalidSpec, ProviderError, ProviderUnavailable, Unsupported
 from skerry.vm import kvm
 from skerry.vm.base import Hypervisor, Kernel, Machine
+from skerry.vm.folder import read_note, write_note
 
 NAME = "firecracker"
 MAX_VCPUS = 32
@@ -24,18 +26,32 @@ _MAX_BOOT_ARGS = 2048
 _PER_DEVICE = 64
 """Bytes that Firecracker itself adds to the arguments for each device."""
 _FIRST_WITH_BZIMAGE = (1, 17)
+_LOSES_WHAT_IT_RESUMES = (1, 16)
+"""Release whose guests never answer on vsock once the API has paused and resumed them: 1.16.0 and 1.16.1 are known
+for it, 1.15.1 and 1.17 are not."""
 _DRIVE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
-_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+_ELF_X86 = 62
 _EXECUTABLE = 2
+_GROUP = stat.S_IRGRP | stat.S_IWGRP
+_GOOD = "1.15.1"
+_DRIVEN = (_GOOD, "1.17.0")
+"""Versions that this provider was driven on, the latter before its release, and that nothing speaks against."""
 FIX = (
-    "put firecracker and jailer of a release of github.com/firecracker-microvm/firecracker into /usr/local/bin, "
+    f"put firecracker and jailer of release {_GOOD} of github.com/firecracker-microvm/firecracker into /usr/local/bin, "
     "or set providers.firecracker.program"
 )
 _VERSION_S = 10.0
-_PROBE_S = 30.0
+_PROBE_S = 15.0
+"""Less than `skerry doctor` waits, so that it tells the reason."""
+_FAILED_S = 600.0
+"""How long a failure is believed, as every command would wait for the next; one of a host that was too busy passes."""
+_FINDING = "firecracker-kvm.json"
 _FIX_KERNEL = "skerry image build --vm --recipe minimal"
-_FIX_KVM = "use a host whose KVM runs guests (not one in a machine without nested virtualisation), or the provider qemu"
+_FIX_KVM = (
+    "use a host whose KVM runs guests (not one in a machine without nested virtualisation), or the provider qemu; "
+    f"it is tried again {_FAILED_S / 60:g} minutes after it failed"
+)
 
 
 class Programs(msgspec.Struct, frozen=True):
@@ -62,17 +78,33 @@ def find(firecracker: str, jailer: str) -> Programs:
     )
 
 
-def check_device(device: Path = Path("/dev/kvm")) -> None:
-    """Raise ProviderUnavailable unless the device is there and ours."""
+def check_device(*, in_jail: bool, device: Path = Path(kvm.DEVICE)) -> None:
+    """Raise ProviderUnavailable unless the device is there and machines may use it. In a jail they have their own."""
     if not device.exists():
         reason = f"there is no {device}: this host's processor or kernel has no virtualisation, or it is switched off"
         fix = "load the module kvm_intel or kvm_amd, allow nested virtualisation, or use the provider qemu"
         raise ProviderUnavailable(NAME, reason, fix=fix)
-    if not os.access(device, os.R_OK | os.W_OK):
-        import pwd
+    if os.access(device, os.R_OK | os.W_OK) if in_jail else kvm.access(str(device)) is not None:
+        return
+    if os.geteuid() == 0:
+        reason = f"machines have uids of their own and no jail, and may not use {device}"
+        raise ProviderUnavailable(NAME, reason, fix=f"install Firecracker's jailer, or {_open_to_group(device)}")
+    raise ProviderUnavailable(NAME, f"you may not use {device}", fix=_how_to_join(device))
 
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        raise ProviderUnavailable(NAME, f"you may not use {device}", fix=f"usermod -aG kvm {user}; then log in anew")
+
+def _open_to_group(device: Path) -> str:
+    return f"chgrp kvm {device} && chmod 660 {device}"
+
+
+def _how_to_join(device: Path) -> str:
+    """Commands by which we may use it: as a member of its group, once that may."""
+    import grp
+    import pwd
+
+    status, user = device.stat(), pwd.getpwuid(os.geteuid()).pw_name
+    if status.st_gid and status.st_mode & _GROUP == _GROUP:
+        return f"usermod -aG {grp.getgrgid(status.st_gid).gr_name} {user}; then log in anew"
+    return f"as root: {_open_to_group(device)} && usermod -aG kvm {user}; then log in anew"
 
 
 @functools.cache
@@ -86,22 +118,56 @@ def _version(program: Path, _changed: int) -> str:
         raise ProviderUnavailable(NAME, f"{program} does not tell its version: {error}", fix=FIX) from error
 
 
+class _Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a probe."""
+
+    host: str
+    """Boot and version that it holds for."""
+    tried: str
+    """Kernel and device that a failure holds for."""
+    problem: str = ""
+    """Why KVM runs no guest; empty if it does."""
+
+
 async def probe_kvm(hypervisor: Hypervisor, kernel: Kernel | None, version: str, cache: Path) -> None:
     """Run a guest, once for each boot of the host: see `kvm`. Raises ProviderUnavailable."""
-    if kernel is None:
+    note, host = cache / _FINDING, f"{boot_id()} {version}"
+    found = read_note(note, _Finding)
+    if found is not None and (found.host != host or (found.problem and not _is_believed(note, found, kernel))):
+        found = None
+    if found is None and kernel is None:
         raise ProviderUnavailable(NAME, "there is no kernel to try KVM with", fix=_FIX_KERNEL)
-    proven, known = cache / "firecracker-works", f"{boot_id()} {version} {kernel.key}"
-    with contextlib.suppress(OSError):
-        if proven.read_text() == known:
-            return
+    if found is None and kernel is not None:
+        problem = await _why_no_guest(hypervisor, kernel, cache)
+        found = _Finding(host=host, tried=_tried(kernel), problem=problem)
+        write_note(note, found)
+    if found is not None and found.problem:
+        raise ProviderUnavailable(NAME, f"KVM runs no guest here: {found.problem}", fix=_FIX_KVM)
+
+
+async def _why_no_guest(hypervisor: Hypervisor, kernel: Kernel, cache: Path) -> str:
+    """Reason why a guest did not run; empty if it did. Raises ProviderUnavailable if it could not be tried."""
+    machine = kvm.probe_machine(kernel)
     try:
-        machine = kvm.probe_machine(kernel)
         await kvm.try_guest(hypervisor, cache, _PROBE_S, lambda folder: hypervisor.boot(folder, machine, None))
     except ProviderUnavailable:
         raise
     except ProviderError as error:
-        raise ProviderUnavailable(NAME, f"KVM runs no guest here: {error}", fix=_FIX_KVM) from error
-    proven.write_text(known)
+        return str(error)
+    return ""
+
+
+def _is_believed(note: Path, failure: _Finding, kernel: Kernel | None) -> bool:
+    is_same = kernel is None or failure.tried == _tried(kernel)
+    return is_same and abs(time.time() - note.stat().st_mtime) < _FAILED_S
+
+
+def _tried(kernel: Kernel) -> str:
+    """Text that changes with the kernel, and with the device: a module that is loaded anew makes another."""
+    try:
+        return f"{kernel.key} {os.stat(kvm.DEVICE).st_ctime_ns}"
+    except OSError:
+        return kernel.key
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
@@ -111,6 +177,18 @@ def parse_version(text: str) -> tuple[int, int, int]:
         raise ValueError(f"no version in {text[:100]!r}")
     major, minor, patch = found.groups()
     return int(major), int(minor), int(patch)
+
+
+def loses_what_it_resumes(version: str) -> bool:
+    return parse_version(version)[:2] == _LOSES_WHAT_IT_RESUMES
+
+
+def why_not_good(version: str) -> str | None:
+    """What speaks against a version, and the one to take instead; None for a good one."""
+    if loses_what_it_resumes(version):
+        reason = f"{version} loses guests that its API pauses: they are stopped by signals instead"
+        return f"{reason}; {_GOOD} is good"
+    return None if version in _DRIVEN else f"this provider was never driven on {version}; {_GOOD} is good"
 
 
 def check_machine(machine: Machine, boot_args: str) -> None:
@@ -155,11 +233,13 @@ def _why_no_kernel(path: Path, version: tuple[int, ...]) -> str | None:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     machine = os.uname().machine
+    if head[:4] == b"\x7fELF" and machine == "aarch64":
+        return "is an ELF file: on aarch64 Firecracker boots an Image, as Debian's kernels are"
     if head[:4] == b"\x7fELF":
         kind, built_for = struct.unpack_from("<HH", head, 16) if len(head) >= 20 else (0, 0)
         if kind != _EXECUTABLE:
             return "is an ELF file, but no kernel"
-        return None if built_for == _ELF_MACHINES.get(machine) else f"is not for {machine}"
+        return None if built_for == _ELF_X86 and machine == "x86_64" else f"is not for {machine}"
     if head[0x38:0x3C] == b"ARMd":
         return None if machine == "aarch64" else f"is not for {machine}"
     if head[0x202:0x206] == b"HdrS":

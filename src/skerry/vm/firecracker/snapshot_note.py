@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import Conflict, ProviderError
+from skerry.host import sparse
 from skerry.vm.base import Machine
 from skerry.vm.folder import VmFolder, take_file
 from skerry.vm.templates import processor
@@ -58,6 +59,9 @@ def keep(note: MachineNote, source: Path, into: Path) -> None:
     """Move Firecracker's files from `source`, once its process has ended. Raises ProviderError."""
     _take(source / NEW_STATE, into / STATE, _MAX_STATE)
     _take(source / NEW_MEMORY, into / MEMORY, note.memory_mib * _MIB)
+    (into / MEMORY).chmod(0o600)
+    sparse.punch(into / MEMORY)  # Firecracker has written all of it
+    (into / MEMORY).chmod(0o444)
     msgspec.structs.replace(note, processor=_host(), state=_checksum(into / STATE)).write(into)
 
 
