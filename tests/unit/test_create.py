@@ -75,10 +75,10 @@ def test_every_state_is_in_the_table() -> None:
 def test_the_table_is_as_it_was_decided() -> None:
     ways = {f"{a}>{b}" for a, targets in TRANSITIONS.items() for b in targets}
     assert "creating>ready" in ways
-    assert {"ready>paused", "paused>ready", "ready>stopped", "stopped>ready"} <= ways
+    assert {"ready>paused", "paused>ready", "ready>stopped", "stopped>ready", "ready>asleep", "asleep>ready"} <= ways
     assert not any(way.startswith("destroyed>") for way in ways)
     assert {way for way in ways if way.endswith(">creating")} == {
-        "ready>creating", "paused>creating", "stopped>creating", "lost>creating"
+        "ready>creating", "paused>creating", "asleep>creating", "stopped>creating", "lost>creating"
     }, "made anew"  # fmt: skip
     assert all(f"{state}>destroyed" in ways for state in State if state is not State.DESTROYED)
 

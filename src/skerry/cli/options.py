@@ -109,7 +109,7 @@ def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda function: functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
-_STATES = ("creating", "ready", "paused", "stopped", "lost", "destroyed")  # a test holds them to `State`
+_STATES = ("creating", "ready", "paused", "asleep", "stopped", "lost", "destroyed")  # a test holds them to `State`
 _CACHES = ("none", "read", "write", "own")  # a test holds them to `Cache`
 _RESTART = ("no", "on-failure", "always")  # a test holds them to `Restart`
 _PATH = click.Path(exists=True, file_okay=False, resolve_path=True)

@@ -12,6 +12,8 @@ class State(StrEnum):
     CREATING = "creating"
     READY = "ready"
     PAUSED = "paused"
+    ASLEEP = "asleep"
+    """Its memory is in files, and nothing of it runs."""
     STOPPED = "stopped"
     LOST = "lost"
     """The box is gone or out of sight; it may be adopted again."""
@@ -25,10 +27,11 @@ class State(StrEnum):
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.CREATING: frozenset({State.READY, State.LOST, State.DESTROYED}),
-    State.READY: frozenset({State.CREATING, State.PAUSED, State.STOPPED, State.LOST, State.DESTROYED}),
-    State.PAUSED: frozenset({State.CREATING, State.READY, State.STOPPED, State.LOST, State.DESTROYED}),
-    State.STOPPED: frozenset({State.CREATING, State.READY, State.PAUSED, State.LOST, State.DESTROYED}),
-    State.LOST: frozenset({State.CREATING, State.READY, State.PAUSED, State.STOPPED, State.DESTROYED}),
+    State.READY: frozenset({State.CREATING, State.PAUSED, State.ASLEEP, State.STOPPED, State.LOST, State.DESTROYED}),
+    State.PAUSED: frozenset({State.CREATING, State.READY, State.ASLEEP, State.STOPPED, State.LOST, State.DESTROYED}),
+    State.ASLEEP: frozenset({State.CREATING, State.READY, State.PAUSED, State.STOPPED, State.LOST, State.DESTROYED}),
+    State.STOPPED: frozenset({State.CREATING, State.READY, State.PAUSED, State.ASLEEP, State.LOST, State.DESTROYED}),
+    State.LOST: frozenset({State.CREATING, State.READY, State.PAUSED, State.ASLEEP, State.STOPPED, State.DESTROYED}),
     State.DESTROYED: frozenset(),
 }
 """Back to `creating` leads only a box that is made anew under its id."""
@@ -36,6 +39,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 _WAYS_ON: Mapping[State, str] = {
     State.CREATING: "wait until it is ready",
     State.PAUSED: "unpause it",
+    State.ASLEEP: "unpause it",
     State.STOPPED: "start it",
     State.LOST: "reconcile, or destroy it",
 }

@@ -41,6 +41,7 @@ class Capability(StrEnum):
 
     STOP = "stop"
     PAUSE = "pause"
+    MEMORY = "memory"
     SNAPSHOT = "snapshot"
     WATCH = "watch"
     VOLUMES = "volumes"
@@ -52,6 +53,7 @@ class Capability(StrEnum):
 VERBS: Mapping[Capability, tuple[str, ...]] = {
     Capability.STOP: ("stop", "start"),
     Capability.PAUSE: ("pause", "resume"),
+    Capability.MEMORY: ("sleep", "snapshot_memory"),
     Capability.SNAPSHOT: ("snapshot", "snapshots", "remove_snapshot"),
     Capability.WATCH: ("watch",),
     Capability.VOLUMES: ("volumes", "remove_volume"),
@@ -78,6 +80,8 @@ class BoxState(StrEnum):
     RUNNING = "running"
     """It is whole: its limits hold, and its agent has answered once; or it is on its way from or to that."""
     PAUSED = "paused"
+    ASLEEP = "asleep"
+    """Its memory is kept in files, and no process of it is left; it goes on where it was."""
     STOPPED = "stopped"
     DEAD = "dead"
     """It has ended and cannot be started again, or was never made whole: whoever sees that removes what is left."""
@@ -115,6 +119,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the box that it was taken from."""
     size: int
     created_at: float
+    memory: bool = False
+    """Whether all that ran in it is kept too: a box made of it goes on from there."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +283,19 @@ class CanPause(Protocol):
         """Freeze it; quiet if it is frozen."""
 
     async def resume(self, id: SandboxId) -> None:
-        """Let it go on."""
+        """Let it go on; where it sleeps it comes back from its files, and its agent answers when this returns."""
+
+
+class KeepsMemory(Protocol):
+    """Boxes that can be paused too: `resume` wakes one that sleeps."""
+
+    async def sleep(self, id: SandboxId) -> None:
+        """Keep its memory in files and end its processes, whole or not at all; quiet if it sleeps. One that is paused
+        sleeps as well. Streams to it end."""
+
+    async def snapshot_memory(self, id: SandboxId, name: str) -> Snapshot:
+        """Keep its files and all that runs in it as they are now, and let it go on. What is made of it is another box:
+        with random numbers, names, a clock and a way to its agent of its own. Raises Conflict if the name is taken."""
 
 
 class CanSnapshot(Protocol):

@@ -54,7 +54,7 @@ _STILL_THERE = ": already exists"
 
 class EngineProvider(ImageVerbs, Provider):
     isolation = Isolation.CONTAINER
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.MEMORY}
     honours = frozenset({"image", "runtime", "writable_root", "admin", "data", "cache", "cache_paths", "snapshot"})
     needs_image = True
     Config: ClassVar[type[EngineConfig]] = EngineConfig

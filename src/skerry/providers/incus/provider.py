@@ -56,7 +56,7 @@ _NO_USER = re.compile(r"(no user is called|the box has no user) .*")
 class Incus(ImageVerbs, Provider):
     name = PROVIDER
     isolation = Isolation.CONTAINER
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.MEMORY}
     honours = frozenset(
         {"image", "target", "group", "writable_root", "admin", "data", "cache", "cache_paths", "snapshot"}
     )

@@ -72,7 +72,7 @@ class MachineProvider(ImageVerbs, Provider):
 
     isolation = Isolation.VM
     takes_memory_here = True
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.MEMORY}
     honours = frozenset({"image", "writable_root", "admin", "data", "snapshot"})
     needs_builder = True
     Config: ClassVar[type[MachineConfig]] = MachineConfig

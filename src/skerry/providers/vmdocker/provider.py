@@ -57,7 +57,7 @@ _BRIDGED: Mapping[Network | str, Mapping[str, Enforcement]] = {
 class VmDocker(ImageVerbs, Provider):
     name = NAME
     isolation = Isolation.VM
-    capabilities = frozenset(Capability)
+    capabilities = frozenset(Capability) - {Capability.MEMORY}
     honours = frozenset({"image", "writable_root", "admin", "data", "cache", "cache_paths", "snapshot"})
     needs_image = True
     Config = VmDockerConfig

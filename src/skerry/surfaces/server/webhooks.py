@@ -26,7 +26,7 @@ from skerry.version import __version__
 T = TypeVar("T")
 _log = logging.getLogger("skerry.server")
 KINDS = frozenset({
-    "created", "creating", "ready", "paused", "stopped", "lost", "destroyed", "doomed", "adopted", "acquired",
+    "created", "creating", "ready", "paused", "asleep", "stopped", "lost", "destroyed", "doomed", "adopted", "acquired",
     "renamed", "lifetime", "rules", "remaking",
 })  # fmt: skip
 """Kinds of events that a hook can ask for."""
