@@ -7,10 +7,10 @@ with skerry.Sandbox(memory="512M") as sandbox:
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from skerry.version import __version__
 
+TYPE_CHECKING = False  # `typing` takes longer to import than all of this
 if TYPE_CHECKING:
     from skerry.errors import AccessDenied as AccessDenied
     from skerry.errors import AgentError as AgentError

@@ -30,7 +30,7 @@ _LASTING = frozenset({
 })  # fmt: skip
 _LASTING_KINDS = ("LC_", "XDG_", "PYTHON")
 _REGISTRY = "registry.db"
-_NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_REQUIRE"})
+_NOT_SETTINGS = frozenset({"SKERRY_CONFIG", "SKERRY_DEBUG", "SKERRY_FORKSERVER", "SKERRY_REQUIRE"})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,19 +3,21 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from skerry import cli, providers
+from skerry import cli, providers, start
 from skerry.errors import ProviderUnavailable
 from skerry.providers.mock import Mock
 
-from .screen import PROGRAM, Screen
+from .screen import INSTALLED, PROGRAM, Screen
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
@@ -33,18 +35,37 @@ def own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def skerry() -> Run:
-    """The real program in a process of its own."""
+def skerry(request: pytest.FixtureRequest) -> Run:
+    """The real program in a process of its own, or with "forked" as parameter as it is installed: `exec` by a fork."""
+    is_forked = getattr(request, "param", "") == "forked"
+    program = request.getfixturevalue("fork_server") if is_forked else PROGRAM
 
     def run(
         *args: str, input: bytes | None = None, env: Mapping[str, str] | None = None, timeout: float = 30
     ) -> subprocess.CompletedProcess[bytes]:
         stdin = {"input": input} if input is not None else {"stdin": subprocess.DEVNULL}
         return subprocess.run(
-            [*PROGRAM, *args], capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, **stdin
+            [*program, *args], capture_output=True, env={**os.environ, **(env or {})}, timeout=timeout, **stdin
         )
 
     return run
+
+
+@pytest.fixture
+def fork_server() -> tuple[str, ...]:
+    """The program as it is installed, with a process that forks for its `exec`."""
+    deadline = time.monotonic() + 30
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+            try:
+                asking.connect(start.address())
+                if asking.recv(1 << 16) == start.interpreter():
+                    return INSTALLED
+            except OSError:
+                pass  # it is not there yet, or has just ended as its code has changed
+        assert time.monotonic() < deadline, "no fork server has come up"
+        start._start_server()
+        time.sleep(0.2)  # nobody tells when it has come up
 
 
 @pytest.fixture

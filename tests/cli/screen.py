@@ -11,20 +11,23 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from typing import Any
 
 PROGRAM = (sys.executable, "-c", "from skerry.cli import main; main()")
+INSTALLED = (sys.executable, "-c", "from skerry.start import main; main()")
+"""As `skerry` is installed: some commands are run by a fork of a process that others share."""
 
 
 class Screen:
     """A terminal with the program in its foreground; we are the user in front of it."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, program: Sequence[str] = PROGRAM) -> None:
         self.keyboard, self._line = pty.openpty()
         self.resize(30, 100)
         self.mode_before = self.mode()
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *PROGRAM, *args], stdin=self._line, stdout=self._line, stderr=self._line
+            ["setsid", "--ctty", *program, *args], stdin=self._line, stdout=self._line, stderr=self._line
         )
         self.seen = b""
 

@@ -12,6 +12,7 @@ import pytest
 from .conftest import PROGRAM, Run
 
 pytestmark = pytest.mark.usefixtures("box")
+BOTH_WAYS = pytest.mark.parametrize("skerry", ["alone", "forked"], indirect=True)
 
 
 def start_in_background(skerry: Run, script: str, *options: str) -> int:
@@ -26,6 +27,7 @@ def wait_for_logs(skerry: Run, text: bytes) -> None:
         assert time.monotonic() < deadline
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize(
     ("command", "code"),
     [
@@ -46,11 +48,13 @@ def test_the_exit_code_tells_whose_failure_it_was(skerry: Run, command: tuple[st
     assert code not in (125, 126, 127) or done.stderr
 
 
+@BOTH_WAYS
 def test_options_end_at_the_sandbox(skerry: Run) -> None:
     assert skerry("exec", "box", "printf", "%s|", "-t", "--json", "--", "").stdout == b"-t|--json|--||"
     assert skerry("exec", "box", "--", "printf", "%s|", "--", "-e").stdout == b"--|-e|"
 
 
+@BOTH_WAYS
 def test_input_and_output_are_exact(skerry: Run) -> None:
     data = os.urandom(3_000_000)
     assert skerry("exec", "-i", "box", "cat", input=data).stdout == data
@@ -59,12 +63,14 @@ def test_input_and_output_are_exact(skerry: Run) -> None:
     assert (done.stdout, done.stderr) == (b"\xff", b"e")
 
 
+@BOTH_WAYS
 def test_variables_and_folder_are_the_commands_own(skerry: Run) -> None:
     script = 'echo "$A,$MINE,$PWD"'
     done = skerry("exec", "-e", "A=1", "-e", "MINE", "-w", "/tmp", "box", "sh", "-c", script, env={"MINE": "here"})
     assert done.stdout == b"1,here,/tmp\n"
 
 
+@BOTH_WAYS
 def test_json_is_one_object_that_tells_all(skerry: Run, box: str) -> None:
     told = json.loads(skerry("exec", "--json", "box", "sh", "-c", "echo out; echo err >&2; exit 3").stdout)
     assert (told["sandbox"], told["exit_code"], told["stdout"], told["stderr"]) == (box, 3, "out\n", "err\n")
