@@ -18,6 +18,7 @@ from engines.daemons import Daemon, Dockerd
 from manager.world import ENDED, config_of
 
 from skerry.config import Config
+from skerry.errors import WrongState
 from skerry.host import disks
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.records import Cause, Record
@@ -91,7 +92,7 @@ class World:
         while True:
             try:
                 return await self._reconcile_once()
-            except AssertionError:  # the daemon may still be at what the dead have asked of it
+            except (AssertionError, WrongState):  # the daemon may still be at what the dead have asked of it
                 if time.monotonic() > end:
                     raise
 
