@@ -44,8 +44,8 @@ async def fleet(settings: Settings) -> list[Figure]:
             figures += [_start(up), await _status(up, settings.rounds(160), at_most=10)]
             figures += await _broadcast(up, settings.rounds(80))
         if not settings.quick:
-            async with _running(config, "local", 300) as up:
-                figures.append(await _status(up, settings.rounds(40), at_most=60))
+            async with _running(config, "local", 1000) as up:
+                figures.append(await _status(up, settings.rounds(40), at_most=300))
         async with _running(config, "mock", 1000) as up:
             figures.append(await _status(up, settings.rounds(24), at_most=100))
         return figures

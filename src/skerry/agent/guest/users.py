@@ -6,6 +6,7 @@ _MAX_ID = (1 << 32) - 2
 _NOW = 2
 _SET_DUMPABLE = 4
 _MANY_FILES = 1 << 16
+_OOM_SCORE = "/proc/self/oom_score_adj"
 FIRST_TO_DIE = 1000
 """OOM score of a process that the kernel kills before all others when memory runs out."""
 
@@ -82,9 +83,14 @@ def lower_priority() -> None:
 
 
 def oom_score() -> int:
+    import posix
+
     try:
-        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-            return int(file.read())
+        fd = posix.open(_OOM_SCORE, posix.O_RDONLY | posix.O_CLOEXEC)
+        try:
+            return int(posix.read(fd, 16))
+        finally:
+            posix.close(fd)
     except OSError:
         return 0
 
@@ -92,8 +98,13 @@ def oom_score() -> int:
 def set_oom_score(score: int) -> None:
     """Be killed the sooner when the host's memory runs out, with all that we start from now on. Said by one that has
     CAP_SYS_RESOURCE it is also the floor that its children cannot go below."""
+    import posix  # a file of Python's own would make its pages private to every fork of a zygote
+
     try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(str(score))
+        fd = posix.open(_OOM_SCORE, posix.O_WRONLY | posix.O_CLOEXEC)
+        try:
+            posix.write(fd, b"%d" % score)
+        finally:
+            posix.close(fd)
     except OSError:
         pass  # a kernel without it, or a /proc that cannot be written to
