@@ -241,7 +241,7 @@ class Agent:
             _load(method)
 
     def ping(self, call: Call) -> None:
-        call.answer({})
+        call.answer({"unused_s": max(0.0, self.loop.now() - self._last_used())})
 
     def set_lifetime(self, call: Call) -> None:
         for name in ("lifetime_s", "idle_s"):
