@@ -16,6 +16,7 @@ from skerry.model.records import Cause, Record
 from skerry.model.spec import SandboxId
 from skerry.model.states import State
 from skerry.model.tenants import Principal
+from skerry.providers.base import Capability
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store.documents import Document
 from skerry.surfaces.e2b.kept import KIND, Kept, every
@@ -120,7 +121,7 @@ class E2bSandbox:
 
     @property
     def is_paused(self) -> bool:
-        return self.kept.paused or self.record.state in (State.PAUSED, State.STOPPED)
+        return self.kept.paused or self.record.state in (State.PAUSED, State.ASLEEP, State.STOPPED)
 
     @property
     def exchanges(self) -> Exchanges:
@@ -160,8 +161,9 @@ class E2bSandbox:
         await self.sandbox.set_lifetime(None)  # a paused one stays until somebody ends it
         await self.change(paused=True)
         try:
-            if memory:
-                await self.manager.pause(self.id)
+            if memory:  # in files, where it can be
+                keeps = self.manager.provider(self.record.spec.provider).capabilities
+                await self.manager.pause(self.id, save=Capability.MEMORY in keeps)
             else:
                 await self.manager.stop(self.id, 0.0)
         except BaseException:
@@ -179,7 +181,7 @@ class E2bSandbox:
                 return False
             if self.record.state is State.STOPPED:
                 await self.manager.start(self.id, self._boxes.envs.get(self.id))
-            elif self.record.state is State.PAUSED:
+            elif self.record.state in (State.PAUSED, State.ASLEEP):
                 await self.manager.resume(self.id)
             self.record = await self.manager.record(self.id)
             timeout_s = self.kept.timeout_s if timeout_s is None else timeout_s
