@@ -97,10 +97,17 @@ class Power:
                 client.close()
 
     async def resume(self, reference: str) -> None:
+        before = await self._store.find(reference)
         await self._switch(
-            "resume", reference, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
+            "resume", before.id, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
         )
-        await self._handles.networks.look(await self._store.find(reference))
+        record = await self._store.get(before.id)
+        if before.state is State.ASLEEP and record.state is State.READY and record.spec.lifetime_s:
+            left_s = record.spec_from(
+                self._store.now(), {}
+            ).lifetime_s  # by the host's clock, which did not stand still
+            await self._handles.of(record).call("set_lifetime", {"lifetime_s": left_s})
+        await self._handles.networks.look(record)
 
     async def stop(self, reference: str, timeout_s: float | None) -> None:
         grace_s = _STOP_S if timeout_s is None else timeout_s

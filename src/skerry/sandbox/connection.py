@@ -117,6 +117,8 @@ class Connection:
 
     async def _wake_up(self) -> None:
         """Wake it if it sleeps, once for all who call."""
+        if self.state is not State.ASLEEP:
+            return
         async with self._waking:
             if self.state is State.ASLEEP:
                 await self._wake()

@@ -114,6 +114,18 @@ class MachineProvider(ImageVerbs, Provider):
         """Reason why machines can have no network that leads out and not to the host; None where they can."""
         return "it has none; leave network out"
 
+    def why_no_memory(self) -> str | None:
+        """Reason why memory of machines cannot be kept, beside what this host lacks; None where it can."""
+        return None
+
+    async def _check_memory(self, field: str) -> None:
+        """Raise Unsupported where memory cannot be kept and come back as another's."""
+        reason = self.why_no_memory()
+        if reason is None and not (can := await self._can()).snapshots:
+            reason = f"{self._hypervisor.name} {can.version} does not bring memory back here without a risk for others"
+        if reason is not None:
+            raise Unsupported(field, self.name, reason)
+
     async def copy_disk(self, folder: VmFolder, disk: Disk, target: Path) -> None:
         """Copy a disk that nobody writes to now into one raw file that leans on no other. Raises ProviderError."""
         fd = folder.open_file(disk.drive.path)
@@ -140,6 +152,8 @@ class MachineProvider(ImageVerbs, Provider):
         plan.refuse_unsupported(self.name, spec)
         if spec.network == Network.BRIDGE and (reason := await self.why_no_network()) is not None:
             raise Unsupported("network", self.name, reason)
+        if spec.sleep_after_s:
+            await self._check_memory("sleep_after_s")
         can, limits = await self._can(), self._defaults.of(spec)
         held = plan.enforcement(spec, limits, can, has_own_uid=uids.are_available())
         if spec.snapshot is None:
@@ -255,6 +269,7 @@ class MachineProvider(ImageVerbs, Provider):
 
     async def sleep(self, id: SandboxId) -> None:
         box = self._box(id)
+        await self._check_memory("memory")
         self._first_streams.forget(id)
         async with self._held(box):
             if not box.is_asleep() and not box.vm.is_running():
@@ -279,6 +294,7 @@ class MachineProvider(ImageVerbs, Provider):
 
     async def snapshot_memory(self, id: SandboxId, name: str) -> Snapshot:
         box = self._box(id)
+        await self._check_memory("memory")
         async with self._held(box) as meta:
             disk = box.read_disk()
             if disk is None or not (box.is_asleep() or box.vm.is_running()):

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from skerry.errors import Conflict, NotFound, SkerryError, WrongState
+from skerry.errors import Conflict, NotFound, SkerryError, Unsupported, WrongState
 from skerry.model.records import Cause, Record
 from skerry.model.spec import SandboxId
 from skerry.model.states import State
 from skerry.model.tenants import Principal
-from skerry.providers.base import Capability
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store.documents import Document
 from skerry.surfaces.e2b.kept import KIND, Kept, every
@@ -161,9 +160,11 @@ class E2bSandbox:
         await self.sandbox.set_lifetime(None)  # a paused one stays until somebody ends it
         await self.change(paused=True)
         try:
-            if memory:  # in files, where it can be
-                keeps = self.manager.provider(self.record.spec.provider).capabilities
-                await self.manager.pause(self.id, save=Capability.MEMORY in keeps)
+            if memory:
+                try:
+                    await self.manager.pause(self.id, save=True)
+                except Unsupported:  # its memory stays taken
+                    await self.manager.pause(self.id)
             else:
                 await self.manager.stop(self.id, 0.0)
         except BaseException:
