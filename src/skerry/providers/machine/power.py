@@ -62,8 +62,11 @@ class MachinePower:
     @contextlib.asynccontextmanager
     async def still(self, box: MachineBox) -> AsyncIterator[None]:
         """Hold its disk still, with all that was written on it."""
-        is_at_rest = not box.vm.is_running() or box.has(Mark.HELD)
-        if is_at_rest or (box.has(Mark.PAUSED) and await self.is_paused(box)):
+        if box.vm.is_running() and box.has(Mark.HELD):  # by somebody who did not come to its end
+            await self.hold(box)
+            yield
+            return
+        if not box.vm.is_running() or (box.has(Mark.PAUSED) and await self.is_paused(box)):
             yield
             return
         async with self._resumed_if_it_fails(box):
@@ -89,7 +92,8 @@ class MachinePower:
             await asyncio.to_thread(memory.link, box.asleep, into)
             yield
             return
-        started, was_paused = _started(box), box.has(Mark.PAUSED) and await self.is_paused(box)
+        started = _started(box)
+        was_paused = box.has(Mark.HELD) or (box.has(Mark.PAUSED) and await self.is_paused(box))
         async with self._resumed_if_it_fails(box):
             await self.hold(box)
             await memory.keep(self._hypervisor, box.vm, into, box.id, started)
@@ -100,7 +104,7 @@ class MachinePower:
 
     async def hold(self, box: MachineBox) -> None:
         """Let nothing of its user's go on until it is resumed, also if that is elsewhere. Raises ProviderError."""
-        if box.has(Mark.PAUSED):
+        if box.has(Mark.PAUSED) or box.has(Mark.HELD):
             await self._hypervisor.resume(box.vm)
         box.mark(Mark.HELD)
         await self._tell(box, "hold")
