@@ -44,7 +44,7 @@ _STOP_S = 5.0
 _log = logging.getLogger("skerry.manager")
 
 
-class _Ping(msgspec.Struct):
+class _Unused(msgspec.Struct):
     unused_s: float
 
 
@@ -91,7 +91,7 @@ class Power:
         if client is None:
             client = await AgentClient.greet(await self._handles.provider(record.spec.provider).dial(record.id))
         try:
-            return (await client.call("ping", type=_Ping)).unused_s
+            return (await client.call("unused", type=_Unused)).unused_s
         finally:
             if open_already is None:
                 client.close()
