@@ -245,16 +245,10 @@ class MachineProvider(ImageVerbs, Provider):
                 raise
             box.mark(Mark.STOPPED, False)
 
-    @contextlib.asynccontextmanager
-    async def _held_running(self, id: SandboxId) -> AsyncIterator[MachineBox]:
+    async def pause(self, id: SandboxId) -> None:
         box = self._box(id)
         async with self._held(box):
-            if box.is_asleep() or not box.vm.is_running():
-                raise WrongState(f"the machine of box {id} does not run")
-            yield box
-
-    async def pause(self, id: SandboxId) -> None:
-        async with self._held_running(id) as box:
+            _refuse_if_off(box)
             await self._power.pause(box)
 
     async def resume(self, id: SandboxId) -> None:
@@ -263,17 +257,17 @@ class MachineProvider(ImageVerbs, Provider):
             if box.is_asleep():
                 await self._power.wake(box)
                 await self._power.greet(box)
-                return
-        async with self._held_running(id) as box:
-            await self._power.resume(box)
+            else:
+                _refuse_if_off(box)
+                await self._power.resume(box)
 
     async def sleep(self, id: SandboxId) -> None:
         box = self._box(id)
         await self._check_memory("memory")
         self._first_streams.forget(id)
         async with self._held(box):
-            if not box.is_asleep() and not box.vm.is_running():
-                raise WrongState(f"the machine of box {id} does not run")
+            if not box.is_asleep():
+                _refuse_if_off(box)
             await self._power.sleep(box)
 
     def watch(self) -> AsyncIterator[BoxChange]:
@@ -355,3 +349,10 @@ class MachineProvider(ImageVerbs, Provider):
         if not box.vm.is_running():
             raise AgentUnreachable("the machine does not run: start it first, or destroy it")
         return box
+
+
+def _refuse_if_off(box: MachineBox) -> None:
+    if box.is_asleep():
+        raise WrongState(f"box {box.id} sleeps: resume it first")
+    if not box.vm.is_running():
+        raise WrongState(f"the machine of box {box.id} does not run")
