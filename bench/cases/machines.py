@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from figure import Figure, ms, not_run, p50, ratio
 from raw_machine import RawMachine
@@ -68,6 +68,7 @@ async def vm(settings: Settings) -> list[Figure]:
                 ratio("vm", "clone to first ping", boots.clones, boots.cold, against="our boot", at_most=0.1),
                 ratio("vm", f"{_AT_ONCE} clones at once, each", crowd, alone, against="one clone", at_most=4),
                 memory,
+                *await _naps(cloning, boots.cold, alone, settings.rounds(8)),
                 await _execs(cloning, settings.rounds(160)),
                 *await _files(cloning, settings.rounds(8)),
             ]
@@ -142,6 +143,39 @@ async def _crowds(provider: Provider, rounds: int) -> tuple[list[float], list[fl
     return alone, crowd, memory
 
 
+async def _naps(
+    provider: Provider, boots: list[float], clones: list[float], rounds: int
+) -> tuple[Figure, Figure, Figure]:
+    """A machine is put to sleep and woken, and branched while it runs."""
+    verbs: Any = provider
+    saves, wakes, forks = [], [], []
+    async with _box(provider) as (sandbox, _):
+        for _ in range(rounds):
+            await sandbox.close()
+            start = time.perf_counter()
+            await verbs.sleep(sandbox.id)
+            saves.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            await verbs.resume(sandbox.id)
+            await sandbox.ping()
+            wakes.append(time.perf_counter() - start)
+        for number in range(max(1, rounds // 2)):
+            name = f"bench-{number}"
+            start = time.perf_counter()
+            await verbs.snapshot_memory(sandbox.id, name)
+            async with AsyncExitStack() as stack:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_AT_ONCE):
+                        group.create_task(stack.enter_async_context(_box(provider, snapshot=name)))
+                forks.append(time.perf_counter() - start)
+            await verbs.remove_snapshot(name)
+    return (
+        ratio("vm", "memory saved", saves, boots, against="our boot", at_most=1.0),
+        ratio("vm", "woken to first ping", wakes, boots, against="our boot", at_most=0.12),
+        ratio("vm", f"forked into {_AT_ONCE}, all answered", forks, clones, against="one clone", at_most=5),
+    )
+
+
 async def _execs(provider: Provider, rounds: int) -> Figure:
     """Beside what it must cost: a message there and back, and the start of a program, as the guest measures it."""
     ours, limits = [], []
@@ -180,18 +214,18 @@ async def _files(provider: Provider, rounds: int) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _box(provider: Provider) -> AsyncIterator[tuple[AsyncSandbox, float]]:
-    sandbox, took = await _timed_create(provider)
+async def _box(provider: Provider, snapshot: str | None = None) -> AsyncIterator[tuple[AsyncSandbox, float]]:
+    sandbox, took = await _timed_create(provider, snapshot)
     try:
         yield sandbox, took
     finally:
         await sandbox.destroy(volumes=True)
 
 
-async def _timed_create(provider: Provider) -> tuple[AsyncSandbox, float]:
+async def _timed_create(provider: Provider, snapshot: str | None) -> tuple[AsyncSandbox, float]:
     """A sandbox, and how long it took to its first answer."""
     start = time.perf_counter()
-    sandbox = await AsyncSandbox.create(Spec(provider="qemu", image=_IMAGE), provider)
+    sandbox = await AsyncSandbox.create(Spec(provider="qemu", image=_IMAGE, snapshot=snapshot), provider)
     try:
         await sandbox.ping()
     except BaseException:

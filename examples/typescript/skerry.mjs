@@ -197,10 +197,10 @@ export class Skerry extends Connection {
     /** Change when a sandbox ends by itself. A lifetime that is given counts from now; one that is not stays as it is. Scope: sandbox:create. */
     change: (id, body = {}, options = {}) =>
       this.askJson("PATCH", `/v1/sandboxes/${part(id)}`, { body, options }),
-    /** Freeze a sandbox, where the provider can. Scope: sandbox:destroy. */
-    pause: (id, options = {}) =>
-      this.askJson("POST", `/v1/sandboxes/${part(id)}/pause`, { options }),
-    /** Let a paused sandbox go on. Scope: sandbox:destroy. */
+    /** Freeze a sandbox, where the provider can; or save its memory in files and end its processes until it goes on. Scope: sandbox:destroy. */
+    pause: (id, body = {}, options = {}) =>
+      this.askJson("POST", `/v1/sandboxes/${part(id)}/pause`, { body, options }),
+    /** Let a sandbox go on that is paused or asleep. Scope: sandbox:destroy. */
     resume: (id, options = {}) =>
       this.askJson("POST", `/v1/sandboxes/${part(id)}/resume`, { options }),
     /** End the processes of a sandbox and keep its files, where the provider can. Its lifetime goes on. Scope: sandbox:destroy. */
@@ -473,7 +473,7 @@ export class Skerry extends Connection {
   };
 
   snapshots = {
-    /** Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that. Scope: sandbox:create. */
+    /** Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that, unless it is with its memory. Scope: sandbox:create. */
     take: (id, body, options = {}) =>
       this.askJson("POST", `/v1/sandboxes/${part(id)}/snapshots`, { body, options }),
     /** Make its box anew from a snapshot, under the same id and with its volumes. What it was since is gone. Scope: sandbox:create. */
@@ -482,6 +482,9 @@ export class Skerry extends Connection {
     /** Make another sandbox with the same files, and a data volume of its own. Scope: sandbox:create. */
     fork: (id, body = {}, options = {}) =>
       this.askJson("POST", `/v1/sandboxes/${part(id)}/fork`, { body, options }),
+    /** Make many such sandboxes of one moment, or none. Scope: sandbox:create. */
+    forkMany: (id, body, options = {}) =>
+      this.askJson("POST", `/v1/sandboxes/${part(id)}/forks`, { body, options }),
     /** Snapshots, the oldest first. A tenant sees its own. Scope: sandbox:read. */
     list: (query = {}, options = {}) =>
       this.askJson("GET", "/v1/snapshots", { query, options }),

@@ -252,6 +252,7 @@ export interface CreateSandbox {
   secrets?: Record<string, Secret>;
   lifetime?: number | string | null;
   idle?: number | string | null;
+  sleep_after?: number | string | null;
   timeout?: number | string | null;
   labels?: Record<string, string>;
   project?: string;
@@ -320,7 +321,7 @@ export interface SandboxView {
   enforced: Record<string, unknown>;
 }
 
-export type State = "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
+export type State = "asleep" | "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
 
 /** Cause of the end of a sandbox; each has one. */
 export type Cause = "agent_lost" | "box_died" | "creation_failed" | "host_restarted" | "idle" | "lifetime" | "out_of_memory" | "owner_died" | "user";
@@ -329,6 +330,10 @@ export type Cause = "agent_lost" | "box_died" | "creation_failed" | "host_restar
 export interface ChangeSandbox {
   lifetime?: number | string | null;
   idle?: number | string | null;
+}
+
+export interface PauseSandbox {
+  save?: boolean;
 }
 
 export interface StopSandbox {
@@ -856,7 +861,7 @@ export interface ProviderView {
 }
 
 /** A verb that not every provider has. Exec, files, terminals and ports are the agent's, so they are not here. */
-export type Capability = "images" | "logs" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
+export type Capability = "images" | "logs" | "memory" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
 
 /** How something is held or found on this host, or why it is not. */
 export interface HowView {
@@ -904,6 +909,7 @@ export interface Pruned {
 
 export interface TakeSnapshot {
   name: string;
+  with_memory?: boolean;
 }
 
 /** The files of a sandbox as they once were. */
@@ -912,6 +918,7 @@ export interface SnapshotView {
   sandbox: string;
   size: number;
   created_at: number;
+  memory: boolean;
 }
 
 export interface Restore {
@@ -950,6 +957,7 @@ export interface Fork {
   secrets?: Record<string, Secret>;
   lifetime?: number | string | null;
   idle?: number | string | null;
+  sleep_after?: number | string | null;
   timeout?: number | string | null;
   labels?: Record<string, string>;
   project?: string;
@@ -958,6 +966,51 @@ export interface Fork {
   command?: string[] | string;
   restart?: Restart;
   ports?: (string | number | Port)[];
+  with_memory?: boolean;
+}
+
+/** The same of each of many. */
+export interface Forks {
+  provider?: string;
+  image?: string;
+  snapshot?: string;
+  runtime?: string;
+  target?: string;
+  group?: string;
+  root?: string;
+  writable_root?: boolean;
+  admin?: boolean;
+  memory?: number | string;
+  cpus?: number;
+  pids?: number;
+  disk?: number | string;
+  egress?: number | string;
+  env?: Record<string, string>;
+  cwd?: string;
+  user?: string;
+  mounts?: (string | Mount)[];
+  workspace?: Workspace;
+  data?: boolean;
+  cache?: Cache;
+  cache_paths?: Record<string, string>;
+  network?: string;
+  allow?: string[];
+  deny?: string[];
+  reach?: string[];
+  secrets?: Record<string, Secret>;
+  lifetime?: number | string | null;
+  idle?: number | string | null;
+  sleep_after?: number | string | null;
+  timeout?: number | string | null;
+  labels?: Record<string, string>;
+  project?: string;
+  name?: string;
+  language?: string;
+  command?: string[] | string;
+  restart?: Restart;
+  ports?: (string | number | Port)[];
+  with_memory?: boolean;
+  count: number;
 }
 
 export type VolumeKind = "cache" | "data" | "own";
@@ -1085,6 +1138,7 @@ export interface SpecBody {
   secrets?: Record<string, Secret>;
   lifetime?: number | string | null;
   idle?: number | string | null;
+  sleep_after?: number | string | null;
   timeout?: number | string | null;
   labels?: Record<string, string>;
   project?: string;
@@ -1256,6 +1310,7 @@ export interface Spec {
   secrets?: Record<string, Secret>;
   lifetime_s?: number | null;
   idle_s?: number | null;
+  sleep_after_s?: number | null;
   timeout_s?: number | null;
   labels?: Record<string, string>;
   project?: string;
@@ -1370,10 +1425,10 @@ export class Skerry extends Connection {
     /** Change when a sandbox ends by itself. A lifetime that is given counts from now; one that is not stays as it is. Scope: sandbox:create. */
     change: (id: string, body: ChangeSandbox = {}, options: Options<"If-Match"> = {}): Promise<SandboxView> =>
       this.askJson<SandboxView>("PATCH", `/v1/sandboxes/${part(id)}`, { body, options }),
-    /** Freeze a sandbox, where the provider can. Scope: sandbox:destroy. */
-    pause: (id: string, options: Options<"If-Match"> = {}): Promise<SandboxView> =>
-      this.askJson<SandboxView>("POST", `/v1/sandboxes/${part(id)}/pause`, { options }),
-    /** Let a paused sandbox go on. Scope: sandbox:destroy. */
+    /** Freeze a sandbox, where the provider can; or save its memory in files and end its processes until it goes on. Scope: sandbox:destroy. */
+    pause: (id: string, body: PauseSandbox = {}, options: Options<"If-Match"> = {}): Promise<SandboxView> =>
+      this.askJson<SandboxView>("POST", `/v1/sandboxes/${part(id)}/pause`, { body, options }),
+    /** Let a sandbox go on that is paused or asleep. Scope: sandbox:destroy. */
     resume: (id: string, options: Options<"If-Match"> = {}): Promise<SandboxView> =>
       this.askJson<SandboxView>("POST", `/v1/sandboxes/${part(id)}/resume`, { options }),
     /** End the processes of a sandbox and keep its files, where the provider can. Its lifetime goes on. Scope: sandbox:destroy. */
@@ -1646,7 +1701,7 @@ export class Skerry extends Connection {
   };
 
   snapshots = {
-    /** Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that. Scope: sandbox:create. */
+    /** Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that, unless it is with its memory. Scope: sandbox:create. */
     take: (id: string, body: TakeSnapshot, options: Options = {}): Promise<SnapshotView> =>
       this.askJson<SnapshotView>("POST", `/v1/sandboxes/${part(id)}/snapshots`, { body, options }),
     /** Make its box anew from a snapshot, under the same id and with its volumes. What it was since is gone. Scope: sandbox:create. */
@@ -1655,6 +1710,9 @@ export class Skerry extends Connection {
     /** Make another sandbox with the same files, and a data volume of its own. Scope: sandbox:create. */
     fork: (id: string, body: Fork = {}, options: Options = {}): Promise<SandboxView> =>
       this.askJson<SandboxView>("POST", `/v1/sandboxes/${part(id)}/fork`, { body, options }),
+    /** Make many such sandboxes of one moment, or none. Scope: sandbox:create. */
+    forkMany: (id: string, body: Forks, options: Options = {}): Promise<Page<SandboxView>> =>
+      this.askJson<Page<SandboxView>>("POST", `/v1/sandboxes/${part(id)}/forks`, { body, options }),
     /** Snapshots, the oldest first. A tenant sees its own. Scope: sandbox:read. */
     list: (query: { after?: string; limit?: number; provider?: string | null } = {}, options: Options = {}): Promise<Page<SnapshotView>> =>
       this.askJson<Page<SnapshotView>>("GET", "/v1/snapshots", { query, options }),

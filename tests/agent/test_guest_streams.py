@@ -215,6 +215,15 @@ def test_it_ends_when_nothing_has_happened_for_its_idle_time() -> None:
         assert guest.process.wait(PATIENCE_S) == 0
 
 
+def test_who_asks_for_how_long_nobody_has_used_it_does_not_use_it() -> None:
+    with Guest() as guest, guest.wire() as wire, guest.wire() as other:
+        wire.call(1, "exec", argv=["true"])
+        first, second = (other.call(number, "unused")["result"]["unused_s"] for number in (1, 2))
+        assert 0 <= first < second
+        wire.call(2, "exec", argv=["sleep", "1000"], background=True)
+        assert other.call(3, "unused")["result"] == {"unused_s": 0.0}
+
+
 def test_a_running_process_keeps_it_from_being_idle() -> None:
     with Guest(idle_s=0.2) as guest:
         with guest.wire() as wire:

@@ -63,6 +63,29 @@ def test_restore_tells_the_record_as_json(call: Call, box: str) -> None:
     assert (code, json.loads(out)["error"]["code"]) == (125, "not_found")
 
 
+def test_many_forks_are_made_of_one_moment(call: Call, box: str) -> None:
+    write(call, "box", "same")
+    code, out, _ = call("fork", "box", "--count", "3")
+    forks = out.split()
+    assert (code, len({box, *forks})) == (0, 4)
+    assert [read(call, each) for each in forks] == ["same"] * 3
+    assert len(json.loads(call("fork", "box", "--count", "2", "--json")[1])) == 2
+    code, out, err = call("fork", "box", "--count", "2", "--name", "both")
+    assert (code, out) == (125, "")
+    assert "count" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("pause", "--save", "box"), ("snapshot", "create", "box", "warm", "--memory"), ("fork", "box", "--memory")],
+)
+def test_memory_is_refused_where_it_cannot_be_kept(call: Call, box: str, words: tuple[str, ...]) -> None:
+    code, out, err = call(*words)
+    assert (code, out) == (125, "")
+    assert "memory" in err
+    assert [each["state"] for each in json.loads(call("ps", "--json")[1])] == ["ready"]
+
+
 def test_a_fork_is_another_sandbox_with_the_same_files(call: Call, box: str) -> None:
     write(call, "box", "shared")
     code, out, _ = call("fork", "box", "--name", "copy", "-e", "A=1")

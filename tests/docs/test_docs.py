@@ -323,14 +323,14 @@ ASKED = {
     "cpus": 1, "pids": 64, "disk": "64M", "env": {"A": "1"}, "cwd": "/tmp", "user": "root", "mounts": ["/usr:/mnt:ro"],
     "data": True, "cache": "read", "cache_paths": {"a": "/a"}, "network": "host", "lifetime": 60, "idle": 60,
     "labels": {"a": "b"}, "project": "other", "name": "one", "language": "python", "command": ["true"],
-    "restart": "always", "ports": [3002], "egress": "1M",
+    "restart": "always", "ports": [3002], "egress": "1M", "sleep_after": 60,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ASKED)
 async def test_the_spec_page_tells_which_provider_refuses_a_field(option: str) -> None:
     told = rows("docs/reference/spec.md")
-    field = option + "_s" if option in ("lifetime", "idle") else option
+    field = option + "_s" if option in ("lifetime", "idle", "sleep_after") else option
     for name, cell in zip(("local", "docker", "mock"), told[field][3:], strict=True):
         needed = {"cache_paths": "cache", "restart": "command"}.get(option, option)
         asked = {option: ASKED[option], needed: ASKED[needed]}

@@ -367,6 +367,19 @@ async def test_a_sandbox_stands_still_and_goes_on(manager: AsyncSandboxManager) 
         assert [each.name for each in await manager.snapshots()] == ["kept"]
         async with await manager.fork(made.id, name="twin") as twin:
             assert twin.spec.name == "twin"
+        twins = await manager.fork_many(made.id, 2)
+        assert len({made.id, *(each.id for each in twins)}) == 3
+        for each in twins:
+            await each.destroy()
+        for refused in (
+            manager.pause(made.id, save=True),
+            manager.snapshot(made.id, "warm", with_memory=True),
+            manager.fork(made.id, with_memory=True),
+            manager.fork_many(made.id, 2, with_memory=True),
+        ):
+            with pytest.raises(Unsupported, match="memory"):
+                await refused
+        assert [each.id for each in await manager.list()] == [made.id]
         await manager.restore(made.id, "kept")
     await manager.remove_snapshot("kept")
     with pytest.raises(NotFound):

@@ -62,7 +62,7 @@ def test_no_method_of_a_manager_is_left_out() -> None:
     public = {name for name, _ in inspect.getmembers(AsyncSandboxManager) if not name.startswith("_")}
     assert public - set(vars(AsyncRemoteManager)) - BUILT_ON_OTHERS == set()
     handles = {name for name, _ in inspect.getmembers(Handles, inspect.isfunction) if not name.startswith("_")}
-    assert handles - set(vars(RemoteHandles)) - {"of", "recent", "release", "keep_only"} == set()
+    assert handles - set(vars(RemoteHandles)) - {"of", "recent", "release", "keep_only", "destroy_all"} == set()
 
 
 def test_every_error_comes_over_as_what_it_was() -> None:

@@ -56,6 +56,7 @@ WRONG: dict[str, list[Any]] = {
     "lifetime_s": [-1, math.nan, math.inf, 2**31, "1h"],
     "timeout_s": [-1, math.nan, math.inf, 2**31, "1h"],
     "idle_s": [-1, math.nan, math.inf, 2**31, "1h"],
+    "sleep_after_s": [-1, math.nan, math.inf, 2**31, "1h"],
     "labels": [{"": "x"}, {"a b": "x"}, {"a": "x" * 300}, {"a": "\n"}, {"a": 1}, {f"k{i}": "" for i in range(65)}, []],
     "project": ["", "A", "../x", "x" * 64, None],
     "name": ["", "A", "a/b", "x" * 64, "-x", "."],

@@ -39,7 +39,7 @@ COMMANDS = {
     "stop": ("state", "Stop sandboxes."),
     "start": ("state", "Start sandboxes that were stopped."),
     "pause": ("state", "Pause sandboxes."),
-    "unpause": ("state", "Let paused sandboxes go on."),
+    "unpause": ("state", "Let sandboxes go on that are paused or asleep."),
     "snapshot": ("snapshot", "Keep the files of a sandbox, to make others of them or to go back."),
     "restore": ("snapshot", "Put the files of a sandbox back to a snapshot."),
     "fork": ("snapshot", "Make another sandbox with the files that this one has now."),

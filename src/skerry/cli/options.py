@@ -159,6 +159,7 @@ spec_options = all_of(
     ),
     click.option("--lifetime", metavar="TIME", help="When it ends by itself, e.g. 2h, or never."),
     click.option("--idle", metavar="TIME", help="How long it may idle before it ends by itself."),
+    click.option("--sleep-after", metavar="TIME", help="How long it may idle before it sleeps; a call wakes it."),
     click.option("--default-timeout", metavar="TIME", help="For a command in it that is given no --timeout."),
     click.option("--provider", metavar="NAME", shell_complete=provider_names, help="What makes the box."),
     click.option("--root", type=click.Path(resolve_path=True), metavar="DIR", help="A folder that is the box's /."),

@@ -120,6 +120,7 @@ def _reaches(record: Record) -> str:
 def _record_row(record: Record) -> tuple[str, ...]:
     lifetime = [f"in {format_span(record.ends_at - time.time())}"] if record.ends_at else []
     idle = [f"idle {format_span(record.spec.idle_s)}"] if record.spec.idle_s else []
+    idle += [f"sleeps {format_span(record.spec.sleep_after_s)}"] if record.spec.sleep_after_s else []
     owner = [f"with {record.owner.pid}"] if record.ephemeral else []
     return (
         record.id[:SHORT_ID],

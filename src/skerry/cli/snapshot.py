@@ -8,13 +8,14 @@ import click
 
 from skerry.cli.options import env_option, environment, provider_filter, sandbox_argument, snapshot_names
 from skerry.cli.output import SHORT_ID, age, json_option, print_list, print_one
-from skerry.cli.registry import Result, change_each, list_each, print_listed, print_made, with_manager
+from skerry.cli.registry import Result, change_each, list_each, print_listed, print_made, record_data, with_manager
 from skerry.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.manager.manager import AsyncSandboxManager
+    from skerry.model.records import Record
     from skerry.model.spec import SpecOptions
     from skerry.providers.base import Snapshot
 
@@ -29,13 +30,15 @@ def snapshot() -> None:
 @snapshot.command()
 @sandbox_argument
 @click.argument("name", metavar="NAME")
+@click.option("--memory", is_flag=True, help="Keep all that runs in it too, and its data volume.")
 @json_option
-def create(sandbox: str, name: str, as_json: bool) -> None:
+def create(sandbox: str, name: str, memory: bool, as_json: bool) -> None:
     """Keep the files of a sandbox as they are now, under a name.
 
-    Its volumes and its processes are no part of that. `create --snapshot NAME`, `restore` and `fork` make use of it.
+    Its volumes and its processes are no part of that, but with --memory. `create --snapshot NAME`, `restore` and `fork`
+    make use of it.
     """
-    kept = with_manager(lambda manager: manager.snapshot(sandbox, name), doing="keeping its files")
+    kept = with_manager(lambda manager: manager.snapshot(sandbox, name, with_memory=memory), doing="keeping its files")
     print_one(as_json, kept, kept.name)
 
 
@@ -87,9 +90,11 @@ def restore(sandbox: str, snapshot: str, env: tuple[str, ...], as_json: bool) ->
 @click.command()
 @sandbox_argument
 @click.option("--name", metavar="NAME", help="A name for people.")
+@click.option("--memory", is_flag=True, help="All that runs in it goes on in the other too.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Make so many of one moment, or none.")
 @env_option
 @json_option
-def fork(sandbox: str, name: str | None, env: tuple[str, ...], as_json: bool) -> None:
+def fork(sandbox: str, name: str | None, memory: bool, count: int | None, env: tuple[str, ...], as_json: bool) -> None:
     """Make another sandbox with the files that this one has now.
 
     It is like the first in all but its name, its data volume and its environment. Prints its id.
@@ -97,4 +102,13 @@ def fork(sandbox: str, name: str | None, env: tuple[str, ...], as_json: bool) ->
     options: SpecOptions = {"env": environment(env)}
     if name is not None:
         options["name"] = name
-    print_made(lambda manager: manager.fork(sandbox, **options), as_json, doing="forking")
+    if count is None:
+        print_made(lambda manager: manager.fork(sandbox, with_memory=memory, **options), as_json, doing="forking")
+        return
+
+    async def fork_many(manager: AsyncSandboxManager) -> list[Record]:
+        made = await manager.fork_many(sandbox, count, with_memory=memory, **options)
+        return [await manager.record(each.id) for each in made]
+
+    made = with_manager(fork_many, doing="forking")
+    print_one(as_json, [record_data(each) for each in made], *(each.id for each in made))

@@ -59,20 +59,21 @@ def stop(sandboxes: tuple[str, ...], grace: str | None, as_json: bool) -> int:
 
 @click.command()
 @sandboxes_argument
+@click.option("--save", is_flag=True, help="Save their memory in files; until unpause they take none, and no process.")
 @json_option
-def pause(sandboxes: tuple[str, ...], as_json: bool) -> int:
+def pause(sandboxes: tuple[str, ...], save: bool, as_json: bool) -> int:
     """Pause sandboxes.
 
     Their processes stand still until unpause. Not every provider can.
     """
-    return change_each(sandboxes, as_json, "pausing", lambda manager, each: manager.pause(each), repair=True)
+    return change_each(sandboxes, as_json, "pausing", lambda manager, each: manager.pause(each, save=save), repair=True)
 
 
 @click.command()
 @sandboxes_argument
 @json_option
 def unpause(sandboxes: tuple[str, ...], as_json: bool) -> int:
-    """Let paused sandboxes go on.
+    """Let sandboxes go on that are paused or asleep.
 
     Their processes go on where they stood.
     """

@@ -22,7 +22,7 @@ from skerry.model.states import State
 from skerry.providers.base import Capability
 from skerry.store import Changes
 
-_WHOLE = frozenset({State.READY, State.PAUSED, State.STOPPED})
+_WHOLE = frozenset({State.READY, State.PAUSED, State.ASLEEP, State.STOPPED})
 _log = logging.getLogger("skerry.fleet")
 
 held: set[SandboxId] = set()

@@ -133,7 +133,7 @@ class Reading(NamedTuple):
         """A size or duration as people write it, not yet parsed."""
         types: tuple[type[int | float | str], ...] = (int, float, str)
         value = self._typed(node, field, "a number or a text", *types)
-        return None if value == NEVER and field in ("lifetime", "idle", DEFAULT_TIMEOUT) else value
+        return None if value == NEVER and field in ("lifetime", "idle", "sleep_after", DEFAULT_TIMEOUT) else value
 
     def _typed(self, node: Node, field: str, what: str, *types: type[T]) -> T:
         if isinstance(node, Scalar) and type(node.value) in types:
@@ -400,9 +400,7 @@ _SPEC_READERS: Mapping[str, Reader] = {
     "workspace": Reading.workspace,
     "data": Reading.flag,
     "cache_paths": Reading.pairs,
-    "lifetime": Reading.quantity,
-    "idle": Reading.quantity,
-    DEFAULT_TIMEOUT: Reading.quantity,
+    **dict.fromkeys(("lifetime", "idle", "sleep_after", DEFAULT_TIMEOUT), Reading.quantity),
     "labels": Reading.pairs,
     "command": Reading.command,
     "ports": Reading.texts,

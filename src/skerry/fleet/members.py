@@ -173,7 +173,7 @@ class Members:
         env = phase.member_spec(self.fleet.name, change.index).env
         try:
             async with asyncio.timeout(_ANSWER_S):
-                if record.state is State.PAUSED:
+                if record.state in (State.PAUSED, State.ASLEEP):
                     await self.manager.resume(record.id)
                 elif record.state is State.STOPPED:
                     await self.manager.start(record.id, env)

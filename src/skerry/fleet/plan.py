@@ -140,7 +140,7 @@ def _verdict(member: Member, version: str) -> tuple[Kind, str]:
         return Kind.REPLACE, f"it is {member.state}"
     if member.pending or member.state is State.CREATING:
         return Kind.REPLACE, "its making came to no end"
-    if member.state in (State.STOPPED, State.PAUSED):
+    if member.state in (State.STOPPED, State.PAUSED, State.ASLEEP):
         return Kind.START, f"it is {member.state}"
     return Kind.KEEP, ""
 

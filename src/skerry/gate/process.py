@@ -61,7 +61,7 @@ _MOST_CLIENTS = 512
 _PARTING_S = 5.0
 _PULSE_S = 1.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_AT_REST = frozenset({State.PAUSED, State.STOPPED, State.LOST})
+_AT_REST = frozenset({State.PAUSED, State.ASLEEP, State.STOPPED, State.LOST})
 _log = logging.getLogger("skerry.gate")
 
 

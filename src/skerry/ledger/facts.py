@@ -21,6 +21,7 @@ from skerry.model.states import State
 _CHANGE = "change"
 _KINDS = {
     "paused": "pause",
+    "asleep": "sleep",
     "stopped": "stop",
     "destroyed": "end",
     "doomed": "destroy",
@@ -31,7 +32,7 @@ _KINDS = {
     "creating": "rebuild",
 }
 """Kinds of lines by those of the registry's events; others have the same name."""
-_READY_FROM = {State.PAUSED: "resume", State.STOPPED: "start"}
+_READY_FROM = {State.PAUSED: "resume", State.ASLEEP: "resume", State.STOPPED: "start"}
 _ENDS = frozenset({"destroy", "end"})
 _RULES = ("network", "allow", "deny", "reach", "secrets")
 """Fields of a spec that say what a sandbox reaches."""

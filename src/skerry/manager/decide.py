@@ -63,7 +63,12 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Boxes = Mapping[SandboxId, BoxStatus]
-FOLLOWED = {BoxState.RUNNING: State.READY, BoxState.PAUSED: State.PAUSED, BoxState.STOPPED: State.STOPPED}
+FOLLOWED = {
+    BoxState.RUNNING: State.READY,
+    BoxState.PAUSED: State.PAUSED,
+    BoxState.ASLEEP: State.ASLEEP,
+    BoxState.STOPPED: State.STOPPED,
+}
 
 
 def decide(provider: str, records: Iterable[Record], boxes: Boxes | None, now: Now) -> list[Verdict]:

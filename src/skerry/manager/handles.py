@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from skerry.agent.client import AgentClient
-from skerry.errors import Conflict, LimitReached, NotFound, Unsupported, WrongState
+from skerry.errors import Conflict, LimitReached, NotFound, SkerryError, Unsupported, WrongState
 from skerry.ledger import facts
 from skerry.ledger.ledger import Ledger
 from skerry.manager import destroy
@@ -22,6 +22,7 @@ from skerry.manager.providers import Providers
 from skerry.manager.repair import Repair
 from skerry.manager.watch import Watcher
 from skerry.model.records import Cause, Record, kept_snapshot
+from skerry.model.results import Outcome
 from skerry.model.spec import SandboxId, Spec
 from skerry.model.states import State
 from skerry.providers.base import Enforcement, Provider
@@ -32,6 +33,7 @@ from skerry.store import Store
 
 _OTHERS_S = 900.0
 """How long a sandbox is waited for that another program makes: pulling its image may take a while."""
+_SETTLED = {State.READY, State.PAUSED, State.ASLEEP, State.STOPPED}
 _RECENT_S = 0.1
 """How long what the registry said of a sandbox is believed where many calls for it come one after the other."""
 _log = logging.getLogger("skerry.manager")
@@ -64,6 +66,8 @@ class Handles:
         self._on_seen = on_seen
         self.addresses = addresses
         self.networks = networks
+        self.resume: Callable[[str], Awaitable[None]] | None = None
+        """What lets one that sleeps go on; set by who can."""
         self._handles: dict[SandboxId, AsyncSandbox] = {}
 
     def provider(self, name: str) -> Provider:
@@ -128,6 +132,12 @@ class Handles:
         """The record of a sandbox that does not answer, once its host was asked what became of it."""
         return await self._repair.look(await self._store.get(id))
 
+    async def wake(self, id: SandboxId) -> Record:
+        """The record of one that slept, once it is awake."""
+        assert self.resume is not None
+        await self.resume(id)
+        return await self._store.get(id)
+
     async def make(
         self,
         id: SandboxId,
@@ -151,7 +161,7 @@ class Handles:
         if not is_new:
             try:
                 async with asyncio.timeout(_OTHERS_S):
-                    record = await self._watch.until(record.id, {State.READY, State.PAUSED, State.STOPPED})
+                    record = await self._watch.until(record.id, _SETTLED)
             except TimeoutError:
                 reason = f"another program has been making it for {_OTHERS_S:g} s: try again, or destroy it"
                 raise WrongState(
@@ -191,6 +201,20 @@ class Handles:
             await self.addresses.end(record)
             await self.networks.forget(record)
             await destroy.finish(self._store, self._providers.get(record.spec.provider), record)
+
+    async def destroy_all(
+        self, ids: Iterable[SandboxId], *, volumes: bool = False, grace_s: float | None = None
+    ) -> Sequence[Outcome]:
+        """Destroy all of them at once, as well as it goes; each failure is told."""
+
+        async def destroy(id: SandboxId) -> Outcome:
+            try:
+                await self.destroy(id, volumes=volumes, grace_s=grace_s)
+            except SkerryError as error:
+                return Outcome(id, error)
+            return Outcome(id)
+
+        return await asyncio.gather(*map(destroy, ids))
 
     async def terminate(self, record: Record, grace_s: float | None) -> None:
         """Ask the processes of a sandbox to end, as `destroy` does; it goes on itself."""

@@ -88,7 +88,7 @@ class AsyncSandboxManager:
         first_s = await self._open.repair.unfinished() if self._reconcile_on_start else LOOK_S
         if self._timekeeper is None:
             orphans = self._open.repair.orphans if self._reconcile_on_start else None
-            self._timekeeper = Timekeeper(self._open.repair.unfinished, orphans)
+            self._timekeeper = Timekeeper(self._open.look_after_all, orphans)
         self._timekeeper.look_in(first_s)
         return self
 
@@ -171,12 +171,12 @@ class AsyncSandboxManager:
         if self._timekeeper is not None:
             self._timekeeper.look_in(due_in(record, self.store.now()))
 
-    async def pause(self, reference: str) -> None:
-        """Freeze it, where the provider can."""
-        await self._open.power.pause(reference)
+    async def pause(self, reference: str, *, save: bool = False) -> None:
+        """Freeze it, where the provider can; to `save` its memory in files ends its processes until it is resumed."""
+        await self._open.power.pause(reference, save=save)
 
     async def resume(self, reference: str) -> None:
-        """Let a paused one go on."""
+        """Let one go on that is paused or asleep."""
         await self._open.power.resume(reference)
 
     async def stop(self, reference: str, timeout_s: float | None = None) -> None:
@@ -189,9 +189,9 @@ class AsyncSandboxManager:
         if it needs one."""
         await self._open.power.start(reference, env)
 
-    async def snapshot(self, reference: str, name: str) -> Snapshot:
-        """Keep its files as they are now, under a name. Volumes and processes are no part of that."""
-        return await self._open.storage.snapshot(reference, name)
+    async def snapshot(self, reference: str, name: str, *, with_memory: bool = False) -> Snapshot:
+        """Keep its files as they are now; `with_memory` its processes and volume too, and copies go on from there."""
+        return await self._open.storage.snapshot(reference, name, with_memory=with_memory)
 
     async def snapshots(self, provider: str | None = None) -> list[Snapshot]:
         """All there are, the oldest first; those of one provider, or of all that have any."""
@@ -207,10 +207,16 @@ class AsyncSandboxManager:
         restored again."""
         return await self._open.storage.restore(reference, snapshot, env)
 
-    async def fork(self, reference: str, **options: Unpack[SpecOptions]) -> AsyncSandbox:
-        """Another sandbox with the same files, and a data volume of its own; `options` change what it is. It has no
-        name and no environment but those given."""
-        return await self._open.storage.fork(reference, **options)
+    async def fork(self, reference: str, *, with_memory: bool = False, **options: Unpack[SpecOptions]) -> AsyncSandbox:
+        """Another sandbox with the same files, `with_memory` with all that runs too, and a data volume of its own;
+        `options` change what it is. It has no name and no environment but those given."""
+        return (await self._open.storage.fork(reference, 1, with_memory=with_memory, **options))[0]
+
+    async def fork_many(
+        self, reference: str, count: int, *, with_memory: bool = False, **options: Unpack[SpecOptions]
+    ) -> list[AsyncSandbox]:
+        """So many of one moment, or none."""
+        return await self._open.storage.fork(reference, count, with_memory=with_memory, **options)
 
     async def volumes(
         self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None
@@ -385,15 +391,8 @@ class AsyncSandboxManager:
         self, filter: Filter = ALL, *, volumes: bool = False, grace_s: float | None = None
     ) -> Sequence[Outcome]:
         """End all that fit, in parallel, as well as it goes; each failure is told. Safe while creates run."""
-
-        async def destroy(id: SandboxId) -> Outcome:
-            try:
-                await self.destroy(id, volumes=volumes, grace_s=grace_s)
-            except SkerryError as error:
-                return Outcome(id, error)
-            return Outcome(id)
-
-        return await asyncio.gather(*(destroy(record.id) for record in await self.list(filter)))
+        ids = [record.id for record in await self.list(filter)]
+        return await self.handles.destroy_all(ids, volumes=volumes, grace_s=grace_s)
 
     async def explain(self, reference: str) -> Explanation:
         """Tell when it will end and why, or why it did."""

@@ -39,3 +39,7 @@ class Parts:
         self.handles = Handles(store, providers, creator, self.watch, self.repair, on_seen, addresses, networks)
         self.power = Power(store, self.handles)
         self.storage = Storage(store, providers, self.handles, creator, rebuilder)
+
+    async def look_after_all(self) -> float:
+        """Finish and end what has to be, and put to sleep what nobody uses; in how many seconds there may be more."""
+        return min(await self.repair.unfinished(), await self.power.sleep_unused())

@@ -26,7 +26,7 @@ from skerry.model.states import State
 from skerry.providers.base import BoxState, Enforcement, Provider
 from skerry.store import Changes, Store
 
-REBUILT_FROM = frozenset({State.READY, State.PAUSED, State.STOPPED, State.LOST})
+REBUILT_FROM = frozenset({State.READY, State.PAUSED, State.ASLEEP, State.STOPPED, State.LOST})
 """States in which a sandbox can be rebuilt."""
 ASK_AGAIN = "its files are gone, its volumes are kept: restore it again, or reconcile with rebuild"
 _log = logging.getLogger("skerry.manager")

@@ -337,11 +337,12 @@ class Timekeeper:
 
 
 def due_in(record: Record, now: Moment) -> float:
-    """In how many seconds it is to be seen whether its agent has ended it."""
+    """In how many seconds it is to be seen whether its agent has ended it, or whether nobody uses it any more."""
     left_s = record.left_s(now)
+    look_s = min(record.spec.sleep_after_s or LOOK_S, LOOK_S) if record.state is State.READY else LOOK_S
     if left_s is None or record.state is State.CREATING or _is_overdue(record, now):
-        return LOOK_S
-    return min(left_s + LATE_S, LOOK_S)
+        return look_s
+    return min(left_s + LATE_S, look_s)
 
 
 def _is_overdue(record: Record, now: Moment) -> bool:

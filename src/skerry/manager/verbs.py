@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, Unpack
 
 import msgspec
 
 from skerry import aio, trace
+from skerry.agent.client import AgentClient
 from skerry.errors import Conflict, InvalidSpec, NotFound, SkerryError, WrongState
 from skerry.manager import destroy, identity
 from skerry.manager.create import Creator
 from skerry.manager.handles import Handles
 from skerry.manager.providers import Providers, require_capability
 from skerry.manager.rebuild import Rebuilder
+from skerry.manager.repair import LOOK_S
 from skerry.model import states
 from skerry.model.records import (
     TEMPORARY,
     Cause,
+    Filter,
     Record,
     kept_snapshot,
     shown_snapshot,
     temporary_snapshot,
 )
-from skerry.model.spec import Port, Spec, SpecOptions, new_id
+from skerry.model.spec import Port, SandboxId, Spec, SpecOptions, new_id
 from skerry.model.states import State
-from skerry.providers.base import CanSnapshot, CanStop, Capability, HasVolumes, Provider, Snapshot, Volume
+from skerry.providers.base import CanSnapshot, CanStop, Capability, HasVolumes, KeepsMemory, Provider, Snapshot, Volume
 from skerry.sandbox import service
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store import Changes, Store
 
-_TAKEN_FROM = frozenset({State.READY, State.PAUSED, State.STOPPED})
+_TAKEN_FROM = frozenset({State.READY, State.PAUSED, State.ASLEEP, State.STOPPED})
+_REMEMBERS = _TAKEN_FROM - {State.STOPPED}
 _SAME_IN_A_FORK = frozenset({"provider", "image", "snapshot"})
 _STOP_S = 5.0
 """Seconds that processes have to end after SIGTERM when a sandbox is stopped and nothing else is said."""
 _log = logging.getLogger("skerry.manager")
+
+
+class _Unused(msgspec.Struct):
+    unused_s: float
+
 
 Kept = TypeVar("Kept", Snapshot, Volume)
 
@@ -47,15 +57,57 @@ class Power:
     def __init__(self, store: Store, handles: Handles) -> None:
         self._store = store
         self._handles = handles
+        handles.resume = self.resume
 
-    async def pause(self, reference: str) -> None:
+    async def pause(self, reference: str, *, save: bool = False) -> None:
+        if save:
+            await self._switch(
+                "sleep", reference, State.ASLEEP, Capability.MEMORY, lambda box, record: box.sleep(record.id)
+            )
+            return
         await self._switch("pause", reference, State.PAUSED, Capability.PAUSE, lambda box, record: box.pause(record.id))
 
+    async def sleep_unused(self) -> float:
+        """Put to sleep what nobody has used for as long as its spec says; in how many seconds there may be more."""
+        ready = await self._store.list(Filter(states=frozenset({State.READY})))
+        drowsy = [each for each in ready if each.spec.sleep_after_s and not each.doomed]
+        return min(await asyncio.gather(*map(self._sleep_if_unused, drowsy)), default=LOOK_S)
+
+    async def _sleep_if_unused(self, record: Record) -> float:
+        after_s = record.spec.sleep_after_s or LOOK_S
+        try:
+            left_s = after_s - await self._unused_s(record)
+            if left_s > 0:
+                return left_s
+            _log.info("sandbox %s sleeps: nobody has used it for %g s", record.id, after_s)
+            await self.pause(record.id, save=True)
+        except (SkerryError, OSError) as error:
+            _log.debug("sandbox %s does not sleep: %s", record.id, error)
+        return after_s
+
+    async def _unused_s(self, record: Record) -> float:
+        """For how long there was no call in it, and no running process; as its agent says, which is not woken by it."""
+        client = open_already = self._handles.of(record).connection.client
+        if client is None:
+            client = await AgentClient.greet(await self._handles.provider(record.spec.provider).dial(record.id))
+        try:
+            return (await client.call("unused", type=_Unused)).unused_s
+        finally:
+            if open_already is None:
+                client.close()
+
     async def resume(self, reference: str) -> None:
+        before = await self._store.find(reference)
         await self._switch(
-            "resume", reference, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
+            "resume", before.id, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
         )
-        await self._handles.networks.look(await self._store.find(reference))
+        record = await self._store.get(before.id)
+        if before.state is State.ASLEEP and record.state is State.READY and record.spec.lifetime_s:
+            left_s = record.spec_from(
+                self._store.now(), {}
+            ).lifetime_s  # by the host's clock, which did not stand still
+            await self._handles.of(record).call("set_lifetime", {"lifetime_s": left_s})
+        await self._handles.networks.look(record)
 
     async def stop(self, reference: str, timeout_s: float | None) -> None:
         grace_s = _STOP_S if timeout_s is None else timeout_s
@@ -111,10 +163,11 @@ class Power:
         box = require_capability(self._handles.provider(record.spec.provider), needed)
         handle = self._handles.of(record)
         await handle.connection.terminate(destroy.grace_of(record, Cause.USER, grace_s))
-        await handle.close()
-        with trace.span(f"skerry.provider.{verb}", provider=record.spec.provider, sandbox=record.id):
-            await act(box, record)
-        self._handles.of(await self._write_down(record, to))
+        async with handle.connection.at_rest() if to is State.ASLEEP else nullcontext():
+            await handle.close()
+            with trace.span(f"skerry.provider.{verb}", provider=record.spec.provider, sandbox=record.id):
+                await act(box, record)
+            self._handles.of(await self._write_down(record, to))
 
     async def _write_down(self, record: Record, to: State) -> Record:
         """Note the state, unless others who watch the host have done so. Raises Conflict if it never stands still."""
@@ -139,15 +192,15 @@ class Storage:
         self._creator = creator
         self._rebuilder = rebuilder
 
-    async def snapshot(self, reference: str, name: str) -> Snapshot:
+    async def snapshot(self, reference: str, name: str, *, with_memory: bool = False) -> Snapshot:
         if name.startswith(TEMPORARY):
             raise InvalidSpec(f"snapshot: names that begin with {TEMPORARY!r} are for forks", field="snapshot")
         Spec(snapshot=name)  # refuses what is no name
         kept = kept_snapshot(self._store.project, name)
-        record = await self._source(reference)
+        record = await self._source(reference, with_memory=with_memory)
         span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
         with _named(kept, name), span:
-            taken = await _with_snapshots(self._handles.provider(record.spec.provider)).snapshot(record.id, kept)
+            taken = await _take(self._handles.provider(record.spec.provider), record.id, kept, with_memory=with_memory)
         self._store.ledger.note("snapshot", record.id, name=name)
         return msgspec.structs.replace(taken, name=name)
 
@@ -191,27 +244,50 @@ class Storage:
             handle = self._handles.of(await self._store.get(record.id))
         return handle
 
-    async def fork(self, reference: str, **options: Unpack[SpecOptions]) -> AsyncSandbox:
+    async def fork(
+        self, reference: str, count: int, *, with_memory: bool = False, **options: Unpack[SpecOptions]
+    ) -> list[AsyncSandbox]:
+        """All of them or none, from one snapshot that is taken once."""
         changed = sorted(_SAME_IN_A_FORK & options.keys())
         if changed:
             raise InvalidSpec(f"{changed[0]}: a fork has that of its source", field=changed[0])
-        record = await self._source(reference)
+        if count < 1 or (count > 1 and options.get("name") is not None):
+            raise InvalidSpec(f"count: {count} forks cannot have that name", field="count")
+        record = await self._source(reference, with_memory=with_memory)
         provider = self._handles.provider(record.spec.provider)
-        snapshots, id = _with_snapshots(provider), new_id()
-        name = temporary_snapshot(id)
+        ids, taking = [new_id() for _ in range(count)], asyncio.Lock()
+        name, taken = temporary_snapshot(ids[0]), list[Snapshot]()
         ports = tuple(Port(port=each.port) for each in record.spec.ports)  # those of this host are its source's
         source = msgspec.structs.replace(record.spec, name=None, env={}, snapshot=name, ports=ports)
+        snapshots, spec = _with_snapshots(provider), source.but(**options)
+
+        async def take() -> None:
+            async with taking:
+                if not taken:
+                    taken.append(await _take(provider, record.id, name, with_memory=with_memory))
+
+        making = [asyncio.ensure_future(self._creator.create(id, spec, provider, take_files=take)) for id in ids]
         try:
-            made, _ = await self._creator.create(
-                id, source.but(**options), provider, take_files=lambda: snapshots.snapshot(record.id, name)
-            )
+            made = await asyncio.gather(*making)
+        except BaseException:
+            await aio.run_to_end(self._undo(making))
+            raise
         finally:
             await aio.run_to_end(destroy.remove_temporary(snapshots, name, (SkerryError,)))
-        return self._handles.of(made)
+        return [self._handles.of(each) for each, _ in made]
 
-    async def _source(self, reference: str) -> Record:
+    async def _undo(self, making: Sequence[asyncio.Future[tuple[Record, bool]]]) -> None:
+        """End forks of which one was not made, or nobody wants any more."""
+        for each in making:
+            each.cancel()
+        await asyncio.wait(making)
+        for each in making:
+            if not each.cancelled() and each.exception() is None:
+                await self._handles.destroy(each.result()[0].id, volumes=True, cause=Cause.CREATION_FAILED, grace_s=0.0)
+
+    async def _source(self, reference: str, *, with_memory: bool) -> Record:
         record = await self._store.find(reference)
-        if record.state not in _TAKEN_FROM:
+        if record.state not in (_REMEMBERS if with_memory else _TAKEN_FROM):
             raise WrongState(f"no snapshot can be taken of sandbox {record.id}: {states.unusable(record.state)}")
         return record
 
@@ -250,6 +326,14 @@ def _named(kept: str, name: str) -> Iterator[None]:
         if kept == name:
             raise
         raise Conflict(error.message.replace(kept, name)) from None
+
+
+async def _take(provider: Provider, id: SandboxId, name: str, *, with_memory: bool) -> Snapshot:
+    """Raises Unsupported where there is no memory to be kept."""
+    if not with_memory:
+        return await _with_snapshots(provider).snapshot(id, name)
+    able: KeepsMemory = require_capability(provider, Capability.MEMORY)
+    return await able.snapshot_memory(id, name)
 
 
 def _with_snapshots(provider: Provider) -> CanSnapshot:

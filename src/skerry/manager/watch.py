@@ -182,6 +182,8 @@ def _reasons(record: Record, running: int, reachable: bool, now: Moment) -> list
         reasons.append(f"it is not idle: {running} of its processes run")
     elif record.spec.idle_s:
         reasons.append(f"it ends after {record.spec.idle_s:g} s without a call or a running process")
+    if record.spec.sleep_after_s and record.state is State.READY:
+        reasons.append(f"it sleeps after {record.spec.sleep_after_s:g} s of the same, and a call wakes it")
     if record.ephemeral:
         who = f"process {record.owner.pid}"
         gone = identity.is_alive(record.owner) is False

@@ -104,8 +104,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @classmethod
     def parse(cls, text: str | int) -> Port:
         """Docker's notation: `[[127.0.0.1:]LOCAL:]PORT[/tcp]`. No address but the loopback can be had."""
-        match = _PORT.fullmatch(str(text))
-        if match is None:
+        if (match := _PORT.fullmatch(str(text))) is None:
             raise InvalidSpec(f"ports: {text!r} is not [LOCAL:]PORT, such as 3002 or 8080:3002", field="ports")
         if match["host"] not in (None, LOOPBACK, "localhost"):
             raise InvalidSpec(f"ports: {text!r}: ports are published on {LOOPBACK} alone", field="ports")
@@ -198,6 +197,7 @@ class SpecOptions(TypedDict, total=False):
     secrets: Mapping[str, Secret]
     lifetime: float | str | None
     idle: float | str | None
+    sleep_after: float | str | None
     timeout: float | str | None
     labels: Mapping[str, str]
     project: str
@@ -262,6 +262,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds from creation until the sandbox ends by itself; 0 is never."""
     idle_s: float | None = None
     """Seconds without a call or a running process until it ends by itself; 0 is never."""
+    sleep_after_s: float | None = None
+    """Seconds of the same until a manager that is open puts it to sleep; the next call wakes it. 0 is never."""
     timeout_s: float | None = None
     """Seconds that `exec`, `run_code` and calls about files may take which are given no time of their own; 0 is any."""
     labels: dict[str, str] = {}
@@ -319,7 +321,7 @@ def _to_fields(options: SpecOptions) -> dict[str, Any]:
     for size in ("memory", "disk", "egress"):
         if fields.get(size) is not None:
             fields[size] = parse_size(fields[size], size)
-    for duration in ("lifetime", "idle", "timeout"):
+    for duration in ("lifetime", "idle", "sleep_after", "timeout"):
         if duration in fields:
             value = fields.pop(duration)
             fields[f"{duration}_s"] = 0 if value is None else parse_duration(value, duration)
@@ -375,14 +377,12 @@ def _check_rules(spec: Spec) -> None:
 
 def _check_limits(spec: Spec) -> None:
     for field, least in (("memory", 16 * 2**20), ("pids", 4), ("disk", 2**20), ("egress", 2**10)):
-        value = getattr(spec, field)
-        if value is not None and not least <= value < 2**63:
+        if (value := getattr(spec, field)) is not None and not least <= value < 2**63:
             raise InvalidSpec(f"{field}: {value} is out of range; the least is {least}", field=field)
     if spec.cpus is not None and not (math.isfinite(spec.cpus) and 0.01 <= spec.cpus <= 4096):
         raise InvalidSpec(f"cpus: {spec.cpus} is out of range; 0.01 to 4096", field="cpus")
-    for field in ("lifetime_s", "idle_s", "timeout_s"):
-        value = getattr(spec, field)
-        if value is not None and not (math.isfinite(value) and 0 <= value < 2**31):
+    for field in ("lifetime_s", "idle_s", "sleep_after_s", "timeout_s"):
+        if (value := getattr(spec, field)) is not None and not (math.isfinite(value) and 0 <= value < 2**31):
             raise InvalidSpec(f"{field}: {value} is out of range; 0 means never", field=field)
 
 

@@ -64,7 +64,7 @@ VERBS: Mapping[Capability, tuple[str, ...]] = {
 
 OPTIONAL_FIELDS = frozenset(
     {"image", "root", "runtime", "target", "group", "writable_root", "data", "cache", "cache_paths", "snapshot"}
-    | {"admin"}
+    | {"admin", "sleep_after_s"}
 )
 """Fields of a spec that only some providers honour; the others refuse them."""
 

@@ -33,6 +33,10 @@ class Qemu(MachineProvider):
     def flavour(self) -> str:
         return self._config.channel
 
+    def why_no_memory(self) -> str | None:
+        own = self._config.channel == "vsock"
+        return "with the channel vsock its machines keep their tokens in their memory; take the port" if own else None
+
     async def why_no_network(self) -> str | None:
         return launch.why_no_network()
 

@@ -64,6 +64,9 @@ class RemoteHandles(Handles):
             raise NotFound(f"sandbox {record.id} has ended: {record.cause or 'destroyed'}")
         return record
 
+    async def wake(self, id: SandboxId) -> Record:
+        return (await self.api.send("POST", f"{path_of(id)}/resume", View, {}, timeout_s=LONG_S)).record()
+
     async def look(self, id: SandboxId) -> Record:
         await self.api.get(f"{path_of(id)}/explain", dict[str, Any])  # the server asks its host for it
         return await self.record(id)

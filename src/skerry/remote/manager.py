@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skerry.remote")
 _WAIT_S = 20.0
 """Seconds of one question whether a state has come; there are as many as it takes."""
+_T = TypeVar("_T")
 
 
 class AsyncRemoteManager(AsyncSandboxManager):
@@ -120,11 +121,11 @@ class AsyncRemoteManager(AsyncSandboxManager):
 
     # states
 
-    async def pause(self, reference: str) -> None:
-        await self._change(reference, "pause")
+    async def pause(self, reference: str, *, save: bool = False) -> None:
+        await self._change(reference, "pause", {"save": save}, more_s=LONG_S if save else 0.0)
 
     async def resume(self, reference: str) -> None:
-        await self._change(reference, "resume")
+        await self._change(reference, "resume", more_s=LONG_S)
 
     async def stop(self, reference: str, timeout_s: float | None = None) -> None:
         await self._change(reference, "stop", {"timeout_s": timeout_s}, more_s=timeout_s or 0.0)
@@ -144,8 +145,9 @@ class AsyncRemoteManager(AsyncSandboxManager):
 
     # snapshots and volumes
 
-    async def snapshot(self, reference: str, name: str) -> Snapshot:
-        made = self.api.send("POST", f"{path_of(reference)}/snapshots", _Snapshot, {"name": name}, timeout_s=LONG_S)
+    async def snapshot(self, reference: str, name: str, *, with_memory: bool = False) -> Snapshot:
+        body = {"name": name, **({"with_memory": True} if with_memory else {})}
+        made = self.api.send("POST", f"{path_of(reference)}/snapshots", _Snapshot, body, timeout_s=LONG_S)
         return (await made).snapshot()
 
     async def snapshots(self, provider: str | None = None) -> list[Snapshot]:
@@ -162,10 +164,21 @@ class AsyncRemoteManager(AsyncSandboxManager):
         await handle.close()
         return handle
 
-    async def fork(self, reference: str, **options: Unpack[SpecOptions]) -> AsyncSandbox:
-        body = msgspec.to_builtins(dict(options), enc_hook=os.fspath)
-        made = await self.api.send("POST", f"{path_of(reference)}/fork", View, body, timeout_s=LONG_S)
+    async def fork(self, reference: str, *, with_memory: bool = False, **options: Unpack[SpecOptions]) -> AsyncSandbox:
+        made = await self._fork(reference, View, {"with_memory": with_memory}, options)
         return self.handles.of(made.record())
+
+    async def fork_many(
+        self, reference: str, count: int, *, with_memory: bool = False, **options: Unpack[SpecOptions]
+    ) -> list[AsyncSandbox]:
+        made = await self._fork(reference, _Views, {"with_memory": with_memory, "count": count}, options, "forks")
+        return [self.handles.of(each.record()) for each in made.items]
+
+    async def _fork(
+        self, reference: str, kind: type[_T], how: dict[str, Any], options: SpecOptions, verb: str = "fork"
+    ) -> _T:
+        body = msgspec.to_builtins(dict(options), enc_hook=os.fspath) | {name: how[name] for name in how if how[name]}
+        return await self.api.send("POST", f"{path_of(reference)}/{verb}", kind, body, timeout_s=LONG_S)
 
     async def volumes(
         self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None
@@ -322,9 +335,14 @@ class _Snapshot(msgspec.Struct):
     sandbox: str
     size: int
     created_at: float
+    memory: bool = False
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(name=self.name, id="", sandbox=self.sandbox, size=self.size, created_at=self.created_at)
+        return Snapshot(id="", **msgspec.structs.asdict(self))
+
+
+class _Views(msgspec.Struct):
+    items: list[View]
 
 
 class _Provider(msgspec.Struct):

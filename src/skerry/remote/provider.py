@@ -18,6 +18,7 @@ _STATES = {
     State.READY: BoxState.RUNNING,
     State.CREATING: BoxState.RUNNING,
     State.PAUSED: BoxState.PAUSED,
+    State.ASLEEP: BoxState.ASLEEP,
     State.STOPPED: BoxState.STOPPED,
     State.LOST: BoxState.DEAD,
 }

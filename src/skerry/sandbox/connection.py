@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -32,8 +33,11 @@ _LOOK_S = 3.0
 """How long a box that does not answer is looked for, until it is said to hang."""
 _STOPPED_S = 1.0
 """How long it has to be stopped, until it is said to be just that."""
-_BY_HAND = frozenset({State.PAUSED, State.STOPPED})
+_BY_HAND = frozenset({State.PAUSED, State.ASLEEP, State.STOPPED})
 """States that others may have put it in, or out of, without a word to this handle."""
+_STANDING = frozenset({BoxState.PAUSED, BoxState.ASLEEP})
+_WAKE_TRIES = 3
+"""How often a call wakes a sandbox that others put to sleep again."""
 _log = logging.getLogger("skerry.sandbox")
 Connect = Callable[[], Awaitable[AgentClient]]
 
@@ -46,12 +50,16 @@ class Connection:
         id: SandboxId,
         known_env: Callable[[AgentClient], Awaitable[dict[str, str]]],
         look: Callable[[], Awaitable[None]],
+        wake: Callable[[], Awaitable[None]],
     ) -> None:
         """`known_env` gives the environment for an agent of another user, who may be root. `look` asks the host what
-        became of a box that does not answer, and has the state follow."""
+        became of a box that does not answer, and has the state follow. `wake` wakes one that sleeps, if it is one that
+        calls wake."""
         self._id = id
         self._known_env = known_env
         self._look = look
+        self._wake = wake
+        self._waking = asyncio.Lock()
         self._provider: Provider | None = None
         self.state: State | None = None
         """The sandbox's state as far as this handle knows; None before it is started."""
@@ -89,14 +97,37 @@ class Connection:
         if there is no box any more."""
         if self._client is not None and self._client.is_open:
             return self._client
-        if self.state in _BY_HAND or self.state is State.LOST:
-            await self._follow_host()
-        async with self._dial_lock():
-            if self._client is None or not self._client.is_open:
+        for again in range(_WAKE_TRIES, 0, -1):
+            if self.state in _BY_HAND or self.state is State.LOST:
+                await self._follow_host()
+            await self._wake_up()
+            async with self._dial_lock():
+                if self._client is not None and self._client.is_open:
+                    break
                 if self._client is not None:
                     _log.debug("the stream to sandbox %s broke: dial again", self._id)
-                self._client = await self._open()
-            return self._client
+                try:
+                    self._client = await self._open()
+                    break
+                except WrongState:
+                    if self.state is not State.ASLEEP or again == 1:
+                        raise
+        assert self._client is not None
+        return self._client
+
+    async def _wake_up(self) -> None:
+        """Wake it if it sleeps, once for all who call."""
+        if self.state is not State.ASLEEP:
+            return
+        async with self._waking:
+            if self.state is State.ASLEEP:
+                await self._wake()
+
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Open no stream meanwhile: who calls waits, and then sees the state that it has."""
+        async with self._dialling:
+            yield
 
     async def _open(self) -> AgentClient:
         """A new stream to the box's own agent. Raises WrongState if somebody stopped or paused it by hand."""
@@ -137,7 +168,7 @@ class Connection:
                     status = (await self.provider.discover()).get(self._id)
                     if status is None or status.state in (BoxState.DEAD, BoxState.REMAINS):
                         return True
-                    if status.state is BoxState.PAUSED or (status.state is BoxState.STOPPED and not next(stopped, 0)):
+                    if status.state in _STANDING or (status.state is BoxState.STOPPED and not next(stopped, 0)):
                         return False
                     await asyncio.sleep(delay_s)
         except (SkerryError, OSError) as error:
@@ -211,10 +242,12 @@ class Connection:
         self._of_others.clear()
         self._client = None
 
-    def _dial_lock(self) -> asyncio.Lock:
+    @asynccontextmanager
+    async def _dial_lock(self) -> AsyncIterator[None]:
         if self.state is not State.READY:
             raise self._unusable()
-        return self._dialling
+        async with self._dialling:
+            yield
 
     def _unusable(self) -> WrongState:
         how = "enter it with `with`, or use create()" if self.state is None else states.unusable(self.state)

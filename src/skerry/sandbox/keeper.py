@@ -28,6 +28,8 @@ class Keeper(Protocol):
 
     async def look(self, id: SandboxId) -> Record: ...
 
+    async def wake(self, id: SandboxId) -> Record: ...
+
     async def destroy(
         self,
         reference: str,

@@ -50,7 +50,7 @@ class AsyncSandbox:
         self.spec = spec
         self.enforced: Mapping[str, Enforcement] = {}
         """Each limit: by what it is held on this host, or why it is not."""
-        self.connection = Connection(id, self._known_env, self._look)
+        self.connection = Connection(id, self._known_env, self._look, self._wake)
         """The streams to its agents, for other parts of skerry."""
         self.created_at: float | None = None
         """Seconds since 1970; None before it is started, and of one that is reached by a provider object alone."""
@@ -230,6 +230,12 @@ class AsyncSandbox:
         """Follow what the host says of it."""
         async with self._registry() as keeper:
             self.follow(await keeper.look(self.id))
+
+    async def _wake(self) -> None:
+        """Wake it for a call, unless it sleeps until somebody says so."""
+        if self.spec.sleep_after_s:
+            async with self._registry() as keeper:
+                self.follow(await keeper.wake(self.id))
 
     async def _change_rules(self, decide: Decide) -> Record:
         async with self._registry() as keeper:

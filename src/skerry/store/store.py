@@ -27,7 +27,7 @@ from skerry.store.schema import LIVE, prepare
 
 TIMEOUT_S = 10.0  # how long another process, or the database, is waited for
 _FREEING = frozenset({State.DESTROYED, State.LOST})
-_SETTLED = frozenset({State.READY, State.PAUSED, State.STOPPED})
+_SETTLED = frozenset({State.READY, State.PAUSED, State.ASLEEP, State.STOPPED})
 _TRIES = 20
 _RETRY_S = (0.001, 0.05)
 _ALL_LIVE = Filter()

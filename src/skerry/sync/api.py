@@ -727,12 +727,12 @@ class SandboxManager(ContextTwin[AsyncSandboxManager]):
         """Names of those that have a capability, of all that were ever used and the default one."""
         return loop_thread.run(self._async.providers_with(capability))
 
-    def pause(self, reference: str) -> None:
-        """Freeze it, where the provider can."""
-        loop_thread.run(self._async.pause(reference))
+    def pause(self, reference: str, *, save: bool = False) -> None:
+        """Freeze it, where the provider can; to `save` its memory in files ends its processes until it is resumed."""
+        loop_thread.run(self._async.pause(reference, save=save))
 
     def resume(self, reference: str) -> None:
-        """Let a paused one go on."""
+        """Let one go on that is paused or asleep."""
         loop_thread.run(self._async.resume(reference))
 
     def stop(self, reference: str, timeout_s: float | None = None) -> None:
@@ -745,9 +745,9 @@ class SandboxManager(ContextTwin[AsyncSandboxManager]):
         if it needs one."""
         loop_thread.run(self._async.start(reference, env))
 
-    def snapshot(self, reference: str, name: str) -> Snapshot:
-        """Keep its files as they are now, under a name. Volumes and processes are no part of that."""
-        return loop_thread.run(self._async.snapshot(reference, name))
+    def snapshot(self, reference: str, name: str, *, with_memory: bool = False) -> Snapshot:
+        """Keep its files as they are now; `with_memory` its processes and volume too, and copies go on from there."""
+        return loop_thread.run(self._async.snapshot(reference, name, with_memory=with_memory))
 
     def snapshots(self, provider: str | None = None) -> list[Snapshot]:
         """All there are, the oldest first; those of one provider, or of all that have any."""
@@ -763,10 +763,19 @@ class SandboxManager(ContextTwin[AsyncSandboxManager]):
         restored again."""
         return Sandbox._of(loop_thread.run(self._async.restore(reference, snapshot, env)))
 
-    def fork(self, reference: str, **options: Unpack[SpecOptions]) -> Sandbox:
-        """Another sandbox with the same files, and a data volume of its own; `options` change what it is. It has no
-        name and no environment but those given."""
-        return Sandbox._of(loop_thread.run(self._async.fork(reference, **options)))
+    def fork(self, reference: str, *, with_memory: bool = False, **options: Unpack[SpecOptions]) -> Sandbox:
+        """Another sandbox with the same files, `with_memory` with all that runs too, and a data volume of its own;
+        `options` change what it is. It has no name and no environment but those given."""
+        return Sandbox._of(loop_thread.run(self._async.fork(reference, with_memory=with_memory, **options)))
+
+    def fork_many(
+        self, reference: str, count: int, *, with_memory: bool = False, **options: Unpack[SpecOptions]
+    ) -> list[Sandbox]:
+        """So many of one moment, or none."""
+        return [
+            Sandbox._of(each)
+            for each in loop_thread.run(self._async.fork_many(reference, count, with_memory=with_memory, **options))
+        ]
 
     def volumes(self, kind: str | None = None, *, sizes: bool = False, provider: str | None = None) -> list[Volume]:
         """All there are, by name: those of a kind (`data` or `cache`), of one provider, or of all that have any. Their

@@ -122,10 +122,18 @@ class Hypervisor(ABC):
         content of its writable drives belongs to what was saved. Nothing may be connected to it."""
 
     @abstractmethod
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
-        """Start a clone of what was saved; returns once it runs. `machine` differs from the saved one in the paths of
-        its drives at most; the guest is told of drives that have another size by now. Raises Conflict for what
-        cannot be restored here: another version, another processor, a broken file."""
+    async def copy_memory(self, folder: VmFolder, into: Path) -> None:
+        """Keep memory and devices of any machine in the folder `into`, as `save` does, and leave it frozen: `resume`
+        lets it go on, `kill` ends it. Until then its writable drives are what belongs to what was kept."""
+
+    @abstractmethod
+    async def restore(
+        self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None, *, frozen: bool = False
+    ) -> None:
+        """Start a clone of what was saved; returns once it runs, or, if it is to be `frozen`, once `resume` lets it.
+        `machine` differs from the saved one in the paths of its drives at most; the guest is told of drives that have
+        another size by now. Raises Conflict for what cannot be restored here: another version, another processor, a
+        broken file."""
 
     @abstractmethod
     async def pause(self, folder: VmFolder) -> None:

@@ -85,6 +85,14 @@ async def reseed(client: AgentClient, hostname: str, machine_id: str) -> None:
     await client.call("reseed", _seed(hostname, machine_id), type=dict[str, Any])
 
 
+async def reseed_and_thaw(client: AgentClient, hostname: str, machine_id: str) -> None:
+    """Give one that was held random numbers, clock and names of its own, and only then let it go on, in one round trip.
+    A guest takes its calls in turn."""
+    calls = [client.open("reseed", _seed(hostname, machine_id)), client.open("thaw", {})]
+    for call in calls:
+        await call.result(dict[str, Any], CONTROL_TIMEOUT_S)
+
+
 async def become(
     client: AgentClient,
     hostname: str,

@@ -34,8 +34,7 @@ from skerry.model.spec import Network, Spec, new_id
 from skerry.net.http import HttpClient
 from skerry.providers.base import BoxState
 from skerry.providers.firecracker import Firecracker
-from skerry.providers.machine import plan
-from skerry.providers.machine import provider as machine_provider
+from skerry.providers.machine import plan, power
 from skerry.providers.shared import loopback
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.testing.conformance import base as conformance
@@ -179,7 +178,7 @@ async def test_a_box_that_does_not_go_on_after_its_pause_is_told(
 ) -> None:
     monkeypatch.setattr(probe, "loses_what_it_resumes", lambda version: False)
     for name in ("_CONTROL_S", "_FREEZE_S"):
-        monkeypatch.setattr(machine_provider, name, 0.5)
+        monkeypatch.setattr(power, name, 0.5)
     stand_ins.be("1.16.1")
     sandbox = await make()
     await provider.pause(sandbox.id)

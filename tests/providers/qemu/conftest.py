@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Unpack
 
 import pytest
+from manager.world import config_of
 from providers.qemu.host import START_S, Make, left_of
 
 from skerry.errors import ProviderUnavailable
+from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.spec import Spec, SpecOptions
 from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox.sandbox import AsyncSandbox
@@ -70,3 +72,11 @@ async def make(qemu: Qemu) -> AsyncIterator[Make]:
     yield one
     for sandbox in made:
         await sandbox.destroy(volumes=True)
+
+
+@pytest.fixture
+async def manager(qemu: Qemu, config: QemuConfig, tmp_path: Path) -> AsyncIterator[AsyncSandboxManager]:
+    mine = {name: getattr(config, name) for name in ("state_dir", "cache_dir", "start_timeout_s")}
+    settings = config_of(tmp_path, provider="qemu", providers={"qemu": mine})
+    async with AsyncSandboxManager(settings, reconcile=False) as manager:
+        yield manager

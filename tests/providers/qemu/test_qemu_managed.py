@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-from manager.world import config_of
 
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.states import State
 from skerry.pool.pool import AsyncSandboxPool
-from skerry.providers.qemu import Qemu, QemuConfig
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture
-async def manager(qemu: Qemu, config: QemuConfig, tmp_path: Path) -> AsyncIterator[AsyncSandboxManager]:
-    mine = {name: getattr(config, name) for name in ("state_dir", "cache_dir", "start_timeout_s")}
-    settings = config_of(tmp_path, provider="qemu", providers={"qemu": mine})
-    async with AsyncSandboxManager(settings, reconcile=False) as manager:
-        yield manager
 
 
 async def test_a_pool_hands_out_machines_that_are_up(manager: AsyncSandboxManager) -> None:

@@ -120,6 +120,22 @@ async def test_a_fork_counts_towards_the_quota_and_leaves_no_snapshot(served: Se
     assert [name for name in mock_provider.host.snapshots if not name.startswith("tmp-")] == []
 
 
+async def test_many_forks_are_made_of_one_moment_or_none(served: Served, mock_provider: Mock) -> None:
+    client = await served.client("acme", quota=Quota(sandboxes=4))
+    made = await make(client)
+    await write(served, made["id"], "first")
+    answer = await client.post(f"/v1/sandboxes/{made['id']}/forks", json={"count": 3, "labels": {"a": "b"}})
+    assert answer.status_code == 201, answer.text
+    forks = answer.json()["items"]
+    assert [await read(served, each["id"]) for each in forks] == ["first"] * 3
+    assert all(each["labels"] == {"a": "b"} for each in forks)
+    await served.server.manager.destroy(forks[0]["id"])
+    too_many = await client.post(f"/v1/sandboxes/{made['id']}/forks", json={"count": 2})
+    assert too_many.status_code == 429
+    live = [each["id"] for each in (await client.get("/v1/sandboxes")).json()["items"]]
+    assert sorted(live) == sorted([made["id"], *(each["id"] for each in forks[1:])])
+
+
 async def test_volumes_of_a_tenant_are_seen_and_removed_by_it_alone(served: Served) -> None:
     ours, theirs = await served.client("acme"), await served.client("other")
     made = await make(ours, name="db", cache="write")

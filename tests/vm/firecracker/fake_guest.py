@@ -195,7 +195,7 @@ class Guest:
             return self._prepare(params)
         if method == "agent_as":
             return {"port": self._start_agent(AGENT_PORT + 1 + len(self._ports), self._prepared or {})}
-        if method == "freeze":
+        if method in ("freeze", "hold"):
             self._write_back()
         elif method == "shutdown":
             self._spawn(self._shut_down())

@@ -195,6 +195,37 @@ async def test_clones_share_what_was_saved_and_change_nothing_of_it(place: Place
     assert (before.st_mtime_ns, before.st_size, before.st_blocks) == (after.st_mtime_ns, after.st_size, after.st_blocks)
 
 
+@pytest.mark.parametrize("is_booted", [False, True])
+async def test_the_memory_of_a_machine_is_copied_and_both_go_on_from_there(
+    place: Place, template: Path, folder: VmFolder, tmp_path: Path, is_booted: bool
+) -> None:
+    qemu, kept = place.qemu, tmp_path / "kept"
+    kept.mkdir()
+    if is_booted:
+        await qemu.boot(folder, await place.machine(folder), LIMITS)
+    else:
+        await qemu.restore(folder, await place.machine(folder), template, LIMITS)
+    await counted(folder)
+    await qemu.copy_memory(folder, kept)
+    assert await qemu.is_paused(folder)
+    at_copy = int(COUNT.findall(folder.read_console())[-1][0])
+    memory = (kept / saved.MEMORY).stat()
+    assert memory.st_size == 256 << 20
+    assert memory.st_blocks * 512 < memory.st_size, "what is zero takes no room"
+    await qemu.resume(folder)
+    await counted(folder, above=at_copy + 1)
+    copy = place.folder(f"{folder.path.name}-copy")
+    try:
+        await qemu.restore(copy, await place.machine(copy), kept, LIMITS, frozen=True)
+        assert await qemu.is_paused(copy)
+        assert not COUNT.search(copy.read_console())
+        await qemu.resume(copy)
+        assert (await counted(copy))[0] in (at_copy, at_copy + 1)
+    finally:
+        await qemu.kill(copy)
+        copy.remove()
+
+
 async def test_a_guest_is_told_of_a_disk_that_is_larger_than_when_it_was_saved(
     place: Place, template: Path, folder: VmFolder
 ) -> None:

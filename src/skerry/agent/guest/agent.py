@@ -243,6 +243,9 @@ class Agent:
     def ping(self, call: Call) -> None:
         call.answer({})
 
+    def unused(self, call: Call) -> None:
+        call.answer({"unused_s": max(0.0, self.loop.now() - self._last_used())})
+
     def set_lifetime(self, call: Call) -> None:
         for name in ("lifetime_s", "idle_s"):
             value = call.params.get(name)
@@ -417,7 +420,8 @@ def load_all() -> None:
 
 
 _HANDLERS: dict[str, Callable[[Agent, Call], None]] = {
-    name: getattr(Agent, name) for name in ("hello", "ping", "set_lifetime", "sync_clock", "terminate", "shutdown")
+    name: getattr(Agent, name)
+    for name in ("hello", "ping", "unused", "set_lifetime", "sync_clock", "terminate", "shutdown")
 }
 
 _LAZY = {

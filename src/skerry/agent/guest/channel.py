@@ -26,7 +26,8 @@ _MAX_CALLS = 1024
 _buffer = bytearray(1 << 18)  # read buffer of all channels: its content is used up before the next read
 
 LOOKING = frozenset(
-    {"hello", "ping", "metrics", "processes", "interpreters", "service", "service_log", "network", "resolved", "refuse"}
+    {"hello", "ping", "unused", "metrics", "processes", "interpreters", "service", "service_log"}
+    | {"network", "resolved", "refuse"}
 )
 """Calls that only look: a box that is watched is still idle."""
 

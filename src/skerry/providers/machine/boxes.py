@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,6 +24,10 @@ _log = logging.getLogger("skerry.providers")
 
 _META = "meta.json"
 _DISK = "disk.json"
+_STARTED = "started.json"
+_ASLEEP = "asleep"
+_FALLING = ".asleep"
+_AWAKE = ".awake"
 
 
 class Mark(StrEnum):
@@ -35,6 +39,8 @@ class Mark(StrEnum):
     """Its stop was asked for: its end is no accident, and its disk is kept for another start."""
     PAUSED = "paused"
     """Its pause was asked for; whether it is paused, its hypervisor knows."""
+    HELD = "held"
+    """Nothing of its user's goes on until it is resumed, whether its machine runs or not."""
 
 
 class MachineMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +77,9 @@ class MachineBox:
         self.vm = VmFolder(self.path / "vm")
         self.template = VmFolder(self.path / "template")
         """Folder of the template's machine, if this box is the first that needs it: who ends the box ends that too."""
+        self.asleep = self.path / _ASLEEP
+        """Memory of a box that sleeps: it sleeps as long as this folder is there."""
+        self.started = self.path / _STARTED
 
     def make(self) -> None:
         folders.make_new(self.path, f"a box {self.id}")
@@ -124,6 +133,48 @@ class MachineBox:
     def mark_whole(self) -> None:
         self.mark(Mark.WHOLE)
 
+    def is_asleep(self) -> bool:
+        return self.asleep.exists()
+
+    @contextlib.contextmanager
+    def falling_asleep(self) -> Iterator[Path]:
+        """Folder for its memory, which gets its place once all is in it: from then on the box sleeps."""
+        self.clear_memory()
+        folder = self.path / _FALLING
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+            folder.rename(self.asleep)
+        except BaseException:
+            self.clear_memory()
+            raise
+        folders.sync(self.path)
+
+    def wake_up(self) -> None:
+        """From now on it does not sleep; a machine that runs with these files keeps them open."""
+        self.asleep.rename(self.path / _AWAKE)
+
+    def clear_memory(self) -> None:
+        """Remove what is left of falling asleep and of waking up; quiet if there is nothing."""
+        for name in (_FALLING, _AWAKE):
+            folders.remove(self.path / name)
+
+    def forget_memory(self) -> None:
+        """Let it sleep no more, without what ran in it."""
+        if self.is_asleep():
+            self.clear_memory()
+            self.wake_up()
+            self.clear_memory()
+
+    async def kill_if_asleep(self, hypervisor: Hypervisor) -> None:
+        """Kill the machine of a box that sleeps, which somebody began to wake or did not come to kill. One that is
+        held is being woken."""
+        if self.vm.is_running():
+            with contextlib.suppress(ProviderError):
+                async with self.locked(0) as exists:
+                    if exists and self.is_asleep():
+                        await hypervisor.kill(self.vm)
+
     async def kill_if_left_alone(self) -> None:
         """See `launch`. Raises ProviderError."""
         if self.vm.is_left_alone():
@@ -148,8 +199,11 @@ async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str
     if meta is None:
         return BoxStatus(state=BoxState.REMAINS) if box.path.exists() else None
     await box.kill_if_left_alone()
+    is_asleep = box.is_asleep()
+    if is_asleep:
+        await box.kill_if_asleep(hypervisor)
     vm = box.vm.read()
-    groups = [] if vm is None or box.vm.is_running() else vm.groups
+    groups = [] if vm is None or is_asleep or box.vm.is_running() else vm.groups
     out_of_memory = bool(groups) and cgroup.ran_out_of_memory(map(Path, groups))
     return BoxStatus(
         state=BoxState.DEAD if out_of_memory else await _state_of(box, hypervisor),
@@ -162,7 +216,11 @@ async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str
 
 
 async def _state_of(box: MachineBox, hypervisor: Hypervisor) -> BoxState:
+    if box.is_asleep():
+        return BoxState.ASLEEP
     if box.has(Mark.WHOLE) and box.vm.is_running():
+        if box.has(Mark.HELD):
+            return BoxState.PAUSED
         try:
             is_paused = box.has(Mark.PAUSED) and await hypervisor.is_paused(box.vm)
         except ProviderError as error:

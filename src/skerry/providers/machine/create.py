@@ -17,9 +17,10 @@ from skerry.agent.client import CONTROL_TIMEOUT_S, AgentClient
 from skerry.errors import AgentError, Conflict, CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable
 from skerry.host import sparse
 from skerry.model.spec import Spec
-from skerry.providers.machine import plan
+from skerry.providers.machine import memory, plan
 from skerry.providers.machine.boxes import Disk, MachineBox, MachineMeta
 from skerry.providers.machine.images import Source, Sources
+from skerry.providers.machine.memory import Started
 from skerry.providers.machine.snapshots import DiskSnapshots
 from skerry.providers.machine.volumes import DiskVolumes
 from skerry.providers.shared import loopback, volume_plan
@@ -83,15 +84,19 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         with self.volumes.claiming(meta.volume, box.id):
             box.write_meta(meta)
         box.vm.make()
+        kept = None if taken is None else self.snapshots.memory(taken)
+        data = None if taken is None else await self.snapshots.data(taken)
+        if kept is not None and data is None and wanted is not None:
+            raise InvalidSpec("data: what runs in the snapshot has no volume; leave it out", field="data")
         if wanted is not None:
-            volume = await self.volumes.make(wanted, await self.sources.blank(data_size, journal=True))
-            os.link(volume, box.vm.path / _DATA)
+            blank = data or await self.sources.blank(data_size, journal=True)
+            os.link(await self.volumes.make(wanted, blank, anew=kept is not None), box.vm.path / _DATA)
         else:
-            await asyncio.to_thread(sparse.copy, await self.sources.blank(), box.vm.path / _DATA)
+            await asyncio.to_thread(sparse.copy, data or await self.sources.blank(), box.vm.path / _DATA)
         below = await self._base(box, limits.disk) if taken is None else await self.snapshots.disk(taken)
         drive = await self.hypervisor.make_disk(box.vm, _DISK, base=below, size=limits.disk)
         box.write_disk(Disk(drive=drive, below=str(below), size=limits.disk))
-        await self._start(box, meta, spec, limits, source)
+        await self._start(box, meta, spec, limits, source, kept)
 
     async def _base(self, box: MachineBox, size: int) -> Path:
         """Blank file below a new disk, linked from the cache, where another may be in its place at the next start."""
@@ -107,7 +112,16 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         """Start a box whose disk is there and that does not run. Raises CreateFailed if it has none."""
         await self._start(box, meta, spec, limits, await self.sources.find(meta.image))
 
-    async def _start(self, box: MachineBox, meta: MachineMeta, spec: Spec, limits: BoxLimits, source: Source) -> None:
+    async def _start(
+        self,
+        box: MachineBox,
+        meta: MachineMeta,
+        spec: Spec,
+        limits: BoxLimits,
+        source: Source,
+        kept: Path | None = None,
+    ) -> None:
+        """Start it; with a memory that was `kept` it goes on from there."""
         disk = box.read_disk()
         if disk is None:
             raise CreateFailed("the box has no disk: it was never made whole")
@@ -122,19 +136,40 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         )
         host_limits = plan.host_limits(limits, can)
         prepared = plan.preparation(spec, limits, source, meta)
+        started = Started(machine=machine, limits=host_limits, prepared=prepared, disk=disk.size)
+        if kept is not None:
+            before = memory.read(kept).started
+            before.refuse_others(started)
+            machine = before.with_drives(*machine.drives[-2:])
+            started = msgspec.structs.replace(started, machine=machine)
+        memory.write(box.started, started)
+        name, machine_id = plan.hostname(box.id), plan.machine_id(box.id)
         async with self.boot_limit.slot():
-            client = await self._clone(box, machine, host_limits, source)
-            if client is None:
-                await guest.boot(self.hypervisor, box.vm, machine, host_limits)
-                client = await guest.greet(box.vm, self.timeout_s)
-            with contextlib.closing(client):
-                await guest.become(client, plan.hostname(box.id), plan.machine_id(box.id), prepared, folder=box.vm)
+            if kept is not None:
+                with contextlib.closing(await self._go_on(box, started, kept)) as client:
+                    await guest.reseed_and_thaw(client, name, machine_id)
+            else:
+                new = await self._clone(box, machine, host_limits, source)
+                if new is None:
+                    await guest.boot(self.hypervisor, box.vm, machine, host_limits)
+                    new = await guest.greet(box.vm, self.timeout_s)
+                with contextlib.closing(new) as client:
+                    await guest.become(client, name, machine_id, prepared, folder=box.vm)
             stream = await box.vm.dial(AGENT_PORT, CONTROL_TIMEOUT_S)
             async with self.first_streams.first_client(box.id, stream, CONTROL_TIMEOUT_S) as agent:
+                if kept is not None:
+                    until = {"lifetime_s": prepared.lifetime_s, "idle_s": prepared.idle_s}
+                    await agent.call("set_lifetime", until, type=dict[str, Any])
                 if spec.env:
                     await agent.call("set_env", {"env": spec.env}, type=dict[str, Any])
                 await loopback.check(agent, spec)
         box.mark_whole()
+
+    async def _go_on(self, box: MachineBox, started: Started, kept: Path) -> AgentClient:
+        """Start it with the memory of another, in which nothing of its user's goes on yet. Raises Conflict."""
+        await memory.bring_back(self.hypervisor, box.vm, started.machine, started.limits, kept)
+        await self.hypervisor.resume(box.vm)
+        return await guest.greet(box.vm, min(_ANSWER_S, self.timeout_s / 2))
 
     async def _clone(
         self, box: MachineBox, machine: Machine, limits: MachineLimits, source: Source

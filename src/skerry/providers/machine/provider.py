@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from skerry.errors import (
-    AgentError,
     AgentUnreachable,
-    CallInterrupted,
     Conflict,
     NotFound,
     ProviderError,
@@ -44,7 +41,8 @@ from skerry.providers.machine.boxes import Disk, MachineBox, MachineMeta, Mark, 
 from skerry.providers.machine.create import MachineCreator, coming_up
 from skerry.providers.machine.images import MachineImages, Sources
 from skerry.providers.machine.plan import MachineConfig
-from skerry.providers.machine.snapshots import DiskSnapshots
+from skerry.providers.machine.power import MachinePower
+from skerry.providers.machine.snapshots import DiskSnapshots, data_beside, memory_beside
 from skerry.providers.machine.volumes import DiskVolumes
 from skerry.providers.shared import layout, loopback, polling, volume_plan
 from skerry.providers.shared.dialer import DIAL_S, FirstStreams
@@ -56,9 +54,6 @@ from skerry.vm.templates import TemplateStore
 
 _log = logging.getLogger("skerry.providers")
 
-_CONTROL_S = 5.0
-_FREEZE_S = 30.0
-"""How long a guest may take to write out what it has in memory."""
 _HOLD_S = 30.0
 """How long somebody else may be at a box beyond the time that it takes to start one."""
 
@@ -72,8 +67,8 @@ class MachineProvider(ImageVerbs, Provider):
 
     isolation = Isolation.VM
     takes_memory_here = True
-    capabilities = frozenset(Capability) - {Capability.MEMORY}
-    honours = frozenset({"image", "writable_root", "admin", "data", "snapshot"})
+    capabilities = frozenset(Capability)
+    honours = frozenset({"image", "writable_root", "admin", "data", "snapshot", "sleep_after_s"})
     needs_builder = True
     Config: ClassVar[type[MachineConfig]] = MachineConfig
 
@@ -89,6 +84,7 @@ class MachineProvider(ImageVerbs, Provider):
         self._first_streams = FirstStreams()
         self._volumes = DiskVolumes(self._state_dir)
         self._snapshots = DiskSnapshots(self._state_dir)
+        self._power = MachinePower(self._hypervisor, self._first_streams)
         self._creator = MachineCreator(
             provider=self.name,
             hypervisor=self._hypervisor,
@@ -118,6 +114,18 @@ class MachineProvider(ImageVerbs, Provider):
         """Reason why machines can have no network that leads out and not to the host; None where they can."""
         return "it has none; leave network out"
 
+    def why_no_memory(self) -> str | None:
+        """Reason why memory of machines cannot be kept, beside what this host lacks; None where it can."""
+        return None
+
+    async def _check_memory(self, field: str) -> None:
+        """Raise Unsupported where memory cannot be kept and come back as another's."""
+        reason = self.why_no_memory()
+        if reason is None and not (can := await self._can()).snapshots:
+            reason = f"{self._hypervisor.name} {can.version} does not bring memory back here without a risk for others"
+        if reason is not None:
+            raise Unsupported(field, self.name, reason)
+
     async def copy_disk(self, folder: VmFolder, disk: Disk, target: Path) -> None:
         """Copy a disk that nobody writes to now into one raw file that leans on no other. Raises ProviderError."""
         fd = folder.open_file(disk.drive.path)
@@ -144,6 +152,8 @@ class MachineProvider(ImageVerbs, Provider):
         plan.refuse_unsupported(self.name, spec)
         if spec.network == Network.BRIDGE and (reason := await self.why_no_network()) is not None:
             raise Unsupported("network", self.name, reason)
+        if spec.sleep_after_s:
+            await self._check_memory("sleep_after_s")
         can, limits = await self._can(), self._defaults.of(spec)
         held = plan.enforcement(spec, limits, can, has_own_uid=uids.are_available())
         if spec.snapshot is None:
@@ -176,7 +186,7 @@ class MachineProvider(ImageVerbs, Provider):
                 if (meta := box.read_meta()) is not None:
                     volume = meta.volume
                 if volume is not None and not volumes:
-                    await self._shut_down(box)
+                    await self._power.shut_down(box)
                 await templates.clear(self._hypervisor, box.template)
                 await templates.clear(self._hypervisor, box.vm)
                 await box.remove()
@@ -211,15 +221,17 @@ class MachineProvider(ImageVerbs, Provider):
         self._first_streams.forget(id)
         async with self._held(box):
             box.mark(Mark.STOPPED)
-            await self._shut_down(box)
+            await self._power.shut_down(box)
             await self._hypervisor.kill(box.vm)
+            await asyncio.to_thread(box.forget_memory)
+            box.mark(Mark.HELD, False)
             box.mark(Mark.WHOLE, False)
 
     async def start(self, id: SandboxId, spec: Spec) -> None:
         box = self._box(id)
         async with self._held(box) as meta:
-            if box.has(Mark.WHOLE) and box.vm.is_running():
-                raise WrongState(f"box {id} runs")
+            if box.is_asleep() or (box.has(Mark.WHOLE) and box.vm.is_running()):
+                raise WrongState(f"box {id} {'sleeps: resume it' if box.is_asleep() else 'runs'}")
             box.mark(Mark.STOPPED)
             box.mark(Mark.WHOLE, False)
             box.mark(Mark.PAUSED, False)
@@ -233,23 +245,30 @@ class MachineProvider(ImageVerbs, Provider):
                 raise
             box.mark(Mark.STOPPED, False)
 
-    @contextlib.asynccontextmanager
-    async def _held_running(self, id: SandboxId) -> AsyncIterator[MachineBox]:
+    async def pause(self, id: SandboxId) -> None:
         box = self._box(id)
         async with self._held(box):
-            if not box.vm.is_running():
-                raise WrongState(f"the machine of box {id} does not run")
-            yield box
-
-    async def pause(self, id: SandboxId) -> None:
-        async with self._held_running(id) as box:
-            if not await self._hypervisor.is_paused(box.vm):
-                async with self._resumed_if_it_fails(box):
-                    await self._pause(box)
+            _refuse_if_off(box)
+            await self._power.pause(box)
 
     async def resume(self, id: SandboxId) -> None:
-        async with self._held_running(id) as box:
-            await self._resume(box)
+        box = self._box(id)
+        async with self._held(box):
+            if box.is_asleep():
+                await self._power.wake(box)
+                await self._power.greet(box)
+            else:
+                _refuse_if_off(box)
+                await self._power.resume(box)
+
+    async def sleep(self, id: SandboxId) -> None:
+        box = self._box(id)
+        await self._check_memory("memory")
+        self._first_streams.forget(id)
+        async with self._held(box):
+            if not box.is_asleep():
+                _refuse_if_off(box)
+            await self._power.sleep(box)
 
     def watch(self) -> AsyncIterator[BoxChange]:
         return polling.watch(self.discover)
@@ -262,8 +281,26 @@ class MachineProvider(ImageVerbs, Provider):
                 raise WrongState(f"box {id} has no disk: it was never made whole")
 
             async def copy(target: Path) -> None:
-                async with self._still(box):
+                async with self._power.still(box):
                     await self.copy_disk(box.vm, disk, target)
+
+            return await self._snapshots.take(box, meta, name, copy)
+
+    async def snapshot_memory(self, id: SandboxId, name: str) -> Snapshot:
+        box = self._box(id)
+        await self._check_memory("memory")
+        async with self._held(box) as meta:
+            disk = box.read_disk()
+            if disk is None or not (box.is_asleep() or box.vm.is_running()):
+                raise WrongState(f"box {id} has no memory: it does not run")
+
+            async def copy(target: Path) -> None:
+                into = memory_beside(target)
+                into.mkdir(mode=0o700)
+                async with self._power.with_memory(box, into):
+                    await self.copy_disk(box.vm, disk, target)
+                    if meta.volume is not None:
+                        await asyncio.to_thread(sparse.copy, self._volumes.disk(meta.volume), data_beside(target))
 
             return await self._snapshots.take(box, meta, name, copy)
 
@@ -307,66 +344,15 @@ class MachineProvider(ImageVerbs, Provider):
     async def _reachable(self, id: SandboxId) -> MachineBox:
         box = self._existing(id)
         await box.kill_if_left_alone()
+        if box.is_asleep():
+            raise AgentUnreachable("the machine sleeps: resume it first")
         if not box.vm.is_running():
             raise AgentUnreachable("the machine does not run: start it first, or destroy it")
         return box
 
-    async def _shut_down(self, box: MachineBox) -> None:
-        """Let it write out its data. One that does not listen is killed all the same, by the caller."""
-        if not box.has(Mark.WHOLE) or not box.vm.is_running():
-            return
-        try:
-            await self._resume(box)
-            await guest.call(box.vm, _CONTROL_S, "shutdown", {"grace_s": 0})
-        except CallInterrupted:
-            """It has ended before it could answer."""
-        except (AgentError, ProviderError) as error:
-            _log.debug("box %s does not shut down, and is killed: %s", box.id, error)
-            return
-        await box.vm.wait(_CONTROL_S)
 
-    async def _pause(self, box: MachineBox) -> None:
-        """Pause it once its files are written out. Raises ProviderError if its guest does not do that."""
-        box.mark(Mark.PAUSED)
-        try:
-            await guest.call(box.vm, _FREEZE_S, "freeze")
-        except AgentError as error:
-            raise ProviderError(f"box {box.id} does not write out its files: {error}; stop or destroy it") from error
-        await self._hypervisor.pause(box.vm)
-
-    async def _resume(self, box: MachineBox) -> None:
-        """Let it go on. Raises ProviderError if its guest does not; the next call tries again."""
-        if not box.has(Mark.PAUSED):
-            return
-        await self._hypervisor.resume(box.vm)
-        try:
-            async with guest.control(box.vm, _CONTROL_S) as client:
-                await client.call("thaw", type=dict[str, Any])
-                await client.call("sync_clock", {"time": time.time()}, type=dict[str, Any])
-        except AgentError as error:
-            reason = f"box {box.id} was resumed, and its guest does not go on: {error}"
-            raise ProviderError(f"{reason}; try again, or stop and start it") from error
-        box.mark(Mark.PAUSED, False)
-
-    @contextlib.asynccontextmanager
-    async def _resumed_if_it_fails(self, box: MachineBox) -> AsyncIterator[None]:
-        """Resume it if the code within fails, whose error is the one that counts."""
-        try:
-            yield
-        except BaseException:
-            try:
-                await self._resume(box)
-            except ProviderError as error:
-                _log.warning("%s", error)
-            raise
-
-    @contextlib.asynccontextmanager
-    async def _still(self, box: MachineBox) -> AsyncIterator[None]:
-        """Hold its disk still, with all that was written on it."""
-        if not box.vm.is_running() or (box.has(Mark.PAUSED) and await self._hypervisor.is_paused(box.vm)):
-            yield
-            return
-        async with self._resumed_if_it_fails(box):
-            await self._pause(box)
-            yield
-        await self._resume(box)
+def _refuse_if_off(box: MachineBox) -> None:
+    if box.is_asleep():
+        raise WrongState(f"box {box.id} sleeps: resume it first")
+    if not box.vm.is_running():
+        raise WrongState(f"the machine of box {box.id} does not run")

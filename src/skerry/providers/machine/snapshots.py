@@ -20,11 +20,21 @@ from skerry.providers.machine.boxes import MachineBox, MachineMeta
 from skerry.vm.images.artifact_cache import ArtifactCache
 
 Copy = Callable[[Path], Awaitable[None]]
-"""Copies a box's disk to that path."""
+"""Copies a box's disk to that path; beside it may come its memory and its data, to `memory_beside`, `data_beside`."""
 
 _ABOUT = "snapshot.json"
 _DISK = "disk.raw"
+_DATA = "data.raw"
+_MEMORY = "memory"
 _CHUNK = 1 << 20
+
+
+def memory_beside(disk: Path) -> Path:
+    return disk.with_name(_MEMORY)
+
+
+def data_beside(disk: Path) -> Path:
+    return disk.with_name(_DATA)
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +48,18 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     asked: str
     writable_root: bool
+    data: str | None = None
+    """Checksum of its data volume, which belongs to the memory."""
+    memory: bool = False
 
     def told(self) -> Snapshot:
         return Snapshot(
-            name=self.name, id=self.checksum, sandbox=self.sandbox, size=self.size, created_at=self.created_at
+            name=self.name,
+            id=self.checksum,
+            sandbox=self.sandbox,
+            size=self.size,
+            created_at=self.created_at,
+            memory=self.memory,
         )
 
 
@@ -81,12 +99,23 @@ class DiskSnapshots:
 
     async def disk(self, taken: Taken) -> Path:
         """Path of its disk. Raises ProviderError if it is damaged."""
-        disk = self._folder / taken.name / _DISK
+        return await self._whole(taken, _DISK, taken.checksum)
+
+    async def data(self, taken: Taken) -> Path | None:
+        """Path of the data volume that belongs to its memory, if it has any. Raises ProviderError if it is damaged."""
+        return None if taken.data is None else await self._whole(taken, _DATA, taken.data)
+
+    def memory(self, taken: Taken) -> Path | None:
+        """Folder of its memory, if it has any; whoever uses it checks it."""
+        return self._folder / taken.name / _MEMORY if taken.memory else None
+
+    async def _whole(self, taken: Taken, name: str, wanted: str) -> Path:
+        disk = self._folder / taken.name / name
         try:
             found = await asyncio.to_thread(checksum, disk)
         except OSError as error:
             found = str(error)
-        if found != taken.checksum:
+        if found != wanted:
             advice = "it cannot be used; remove it, and take another"
             raise ProviderError(f"the snapshot {taken.name!r} is damaged: its disk is not what was put there: {advice}")
         return disk
@@ -110,16 +139,19 @@ class DiskSnapshots:
 
 def _note(folder: Path, box: MachineBox, meta: MachineMeta) -> Taken:
     """Write the note beside a disk."""
-    disk = folder / _DISK
+    disk, data = folder / _DISK, folder / _DATA
+    files = [path for path in folder.rglob("*") if path.is_file()]
     taken = Taken(
         name=folder.name,
         sandbox=box.id,
         created_at=time.time(),
         checksum=checksum(disk),
-        size=disk.stat().st_blocks * 512,
+        size=sum(path.stat().st_blocks * 512 for path in files),
         image=meta.image,
         asked=meta.asked,
         writable_root=meta.writable_root,
+        data=checksum(data) if data.exists() else None,
+        memory=(folder / _MEMORY).exists(),
     )
     disk.chmod(0o444)  # for machines with uids of their own
     (folder / _ABOUT).write_bytes(msgspec.json.encode(taken))

@@ -47,10 +47,19 @@ class DiskVolumes:
                 raise Conflict(f"volume {name!r} is the data of sandbox {user}: a disk has one user at a time")
             yield
 
-    async def make(self, wanted: Wanted, blank: Path) -> Path:
-        """Path of its disk, which begins as `blank` if there is none yet."""
-        disk = self._folder / f"{wanted.name}{_DISK}"
-        if not disk.exists():
+    def disk(self, name: str) -> Path:
+        return self._folder / f"{name}{_DISK}"
+
+    async def make(self, wanted: Wanted, blank: Path, *, anew: bool = False) -> Path:
+        """Path of its disk, which begins as `blank` if there is none yet, or it has to be that: then what the sandbox
+        had there is replaced. Raises Conflict if it is another's."""
+        disk = self.disk(wanted.name)
+        if anew and disk.exists():
+            there = read_note(self._folder / f"{wanted.name}{_ABOUT}", _VolumeNote)
+            if there is None or there.labels.get("skerry.sandbox") != wanted.labels["skerry.sandbox"]:
+                reason = "a machine that goes on with its memory needs its own; take another name"
+                raise Conflict(f"volume {wanted.name!r} holds the data of another sandbox: {reason}")
+        if anew or not disk.exists():
             about = _VolumeNote(created_at=time.time(), labels=wanted.labels)
             folders.make(self._folder)
             write_note(self._folder / f"{wanted.name}{_ABOUT}", about)

@@ -72,7 +72,7 @@ class Mock(base.Provider):
     name = "mock"
     isolation = base.Isolation.NONE
     capabilities = frozenset(Capability[name] for name in ("STOP", "PAUSE", "SNAPSHOT", "WATCH", "VOLUMES", "LOGS"))
-    honours = base.OPTIONAL_FIELDS - {"root"}
+    honours = base.OPTIONAL_FIELDS - {"root", "sleep_after_s"}
 
     def __init__(
         self, config: base.ProviderConfig | None = None, *, host: Host | None = None, clock: Clock | None = None

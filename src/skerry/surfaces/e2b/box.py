@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from skerry.errors import Conflict, NotFound, SkerryError, WrongState
+from skerry.errors import Conflict, NotFound, SkerryError, Unsupported, WrongState
 from skerry.model.records import Cause, Record
 from skerry.model.spec import SandboxId
 from skerry.model.states import State
@@ -120,7 +120,7 @@ class E2bSandbox:
 
     @property
     def is_paused(self) -> bool:
-        return self.kept.paused or self.record.state in (State.PAUSED, State.STOPPED)
+        return self.kept.paused or self.record.state in (State.PAUSED, State.ASLEEP, State.STOPPED)
 
     @property
     def exchanges(self) -> Exchanges:
@@ -161,7 +161,10 @@ class E2bSandbox:
         await self.change(paused=True)
         try:
             if memory:
-                await self.manager.pause(self.id)
+                try:
+                    await self.manager.pause(self.id, save=True)
+                except Unsupported:  # its memory stays taken
+                    await self.manager.pause(self.id)
             else:
                 await self.manager.stop(self.id, 0.0)
         except BaseException:
@@ -179,7 +182,7 @@ class E2bSandbox:
                 return False
             if self.record.state is State.STOPPED:
                 await self.manager.start(self.id, self._boxes.envs.get(self.id))
-            elif self.record.state is State.PAUSED:
+            elif self.record.state in (State.PAUSED, State.ASLEEP):
                 await self.manager.resume(self.id)
             self.record = await self.manager.record(self.id)
             timeout_s = self.kept.timeout_s if timeout_s is None else timeout_s

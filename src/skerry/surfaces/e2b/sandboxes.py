@@ -267,7 +267,7 @@ async def fork(call: Call) -> Response:
     """Make sandboxes with the files that one has now; each that cannot be made says why."""
     asked = await call.body(wire.Fork)
     box = await call.box()
-    if box.record.state not in (State.READY, State.PAUSED):
+    if box.record.state not in (State.READY, State.PAUSED, State.ASLEEP):
         raise NotFound(f"sandbox {box.name} was not found")
     return answer([await _fork(call, box, asked.timeout) for _ in range(asked.count)], 201)
 

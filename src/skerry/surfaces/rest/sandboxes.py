@@ -61,6 +61,11 @@ class ChangeSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     idle: float | str | msgspec.UnsetType | None = msgspec.UNSET
 
 
+class PauseSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    save: bool = False
+    """Save its memory in files: nothing of it runs until it goes on, and it takes no memory."""
+
+
 class StopSandbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timeout_s: Seconds | None = None
     """How long its processes have to end, after SIGTERM: 5 s if nothing is said."""
@@ -152,16 +157,16 @@ async def change(call: Call, id: str, body: ChangeSandbox) -> SandboxView:
 
 
 @routes.post("/sandboxes/{id}/pause", Scope.DESTROY, headers=("If-Match",))
-async def pause(call: Call, id: str) -> SandboxView:
-    """Freeze a sandbox, where the provider can."""
+async def pause(call: Call, id: str, body: PauseSandbox) -> SandboxView:
+    """Freeze a sandbox, where the provider can; or save its memory in files and end its processes until it goes on."""
     sandbox = await _changing(call, id)
-    await call.manager.pause(sandbox)
+    await call.manager.pause(sandbox, save=body.save)
     return await show(call, sandbox)
 
 
 @routes.post("/sandboxes/{id}/resume", Scope.DESTROY, headers=("If-Match",))
 async def resume(call: Call, id: str) -> SandboxView:
-    """Let a paused sandbox go on."""
+    """Let a sandbox go on that is paused or asleep."""
     sandbox = await _changing(call, id)
     await call.manager.resume(sandbox)
     return await show(call, sandbox)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from skerry.model.records import Record
-from skerry.model.spec import Spec
+from skerry.model.spec import Spec, SpecOptions
 from skerry.model.tenants import Scope
 from skerry.providers.base import Snapshot
 from skerry.surfaces.rest.route import Call, Routes
@@ -13,6 +15,7 @@ from skerry.surfaces.rest.specs import SpecBody, for_tenant
 from skerry.surfaces.rest.views import Page, PageQuery, SandboxView, page_of
 
 routes = Routes("snapshots")
+_MOST_FORKS = 1000
 
 
 class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +26,8 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the one that it was taken from, which may be gone."""
     size: int
     created_at: float
+    memory: bool
+    """Whether all that ran in it is kept too."""
 
     @property
     def id(self) -> str:
@@ -30,12 +35,15 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, found: Snapshot) -> SnapshotView:
-        return cls(name=found.name, sandbox=found.sandbox, size=found.size, created_at=found.created_at)
+        kept = msgspec.structs.asdict(found)
+        return cls(**{name: kept[name] for name in cls.__struct_fields__})
 
 
 class TakeSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     """Of lower-case letters, digits, '.', '_' and '-'."""
+    with_memory: bool = False
+    """Keep all that runs in it too, and its data volume: what is made of it goes on from there."""
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +55,15 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Fork(SpecBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is other than in its source, in the words of `Spec.of`; it has no name and no environment but those given.
     Provider, image and snapshot are those of its source."""
+
+    with_memory: bool = False
+    """All that runs in its source goes on in it too."""
+
+
+class Forks(Fork, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The same of each of many."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=_MOST_FORKS)]
 
 
 class ListQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,8 +78,9 @@ class RemoveQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @routes.post("/sandboxes/{id}/snapshots", Scope.CREATE, status=201)
 async def take(call: Call, id: str, body: TakeSnapshot) -> SnapshotView:
-    """Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that."""
-    return SnapshotView.of(await call.manager.snapshot(id, body.name))
+    """Keep the files of a sandbox as they are now, under a name. Volumes and processes are no part of that, unless it
+    is with its memory."""
+    return SnapshotView.of(await call.manager.snapshot(id, body.name, with_memory=body.with_memory))
 
 
 @routes.post("/sandboxes/{id}/restore", Scope.CREATE)
@@ -75,6 +93,20 @@ async def restore(call: Call, id: str, body: Restore) -> SandboxView:
 @routes.post("/sandboxes/{id}/fork", Scope.CREATE, status=201)
 async def fork(call: Call, id: str, body: Fork) -> SandboxView:
     """Make another sandbox with the same files, and a data volume of its own."""
+    sandbox = await call.manager.fork(id, with_memory=body.with_memory, **_options(call, body))
+    return _shown(call, await call.manager.record(sandbox.id))
+
+
+@routes.post("/sandboxes/{id}/forks", Scope.CREATE, status=201)
+async def fork_many(call: Call, id: str, body: Forks) -> Page[SandboxView]:
+    """Make many such sandboxes of one moment, or none."""
+    options = _options(call, body)
+    made = await call.manager.fork_many(id, body.count, with_memory=body.with_memory, **options)
+    return Page([SandboxView.of(await call.manager.record(each.id), call.principal) for each in made])
+
+
+def _options(call: Call, body: Fork) -> SpecOptions:
+    """What is other in a fork. Raises NotPermitted for what is the host's."""
     options = body.options()
     if not call.principal.is_admin:
         allowed = for_tenant(Spec.of(**options))
@@ -82,8 +114,7 @@ async def fork(call: Call, id: str, body: Fork) -> SandboxView:
             options["secrets"] = allowed.secrets
         if allowed.workspace is not None:
             options["workspace"] = allowed.workspace
-    sandbox = await call.manager.fork(id, **options)
-    return _shown(call, await call.manager.record(sandbox.id))
+    return options
 
 
 @routes.get("/snapshots", Scope.READ)

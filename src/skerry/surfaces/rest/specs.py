@@ -58,6 +58,8 @@ class SpecBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lifetime: float | str | Unset | None = _UNSET
     """Seconds, or as people write it: 2h; null is for ever."""
     idle: float | str | Unset | None = _UNSET
+    sleep_after: float | str | Unset | None = _UNSET
+    """The time without a call or a running process after which it sleeps; the next call wakes it."""
     timeout: float | str | Unset | None = _UNSET
     labels: dict[str, str] | Unset = _UNSET
     project: str | Unset = _UNSET

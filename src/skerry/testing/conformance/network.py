@@ -201,6 +201,11 @@ class NetworkTests(Suite):
                 await verbs.pause(sandbox.id)
                 await verbs.resume(sandbox.id)
                 assert await self._is_prepared(sandbox)
+            if Capability.MEMORY in provider.capabilities:
+                await sandbox.close()
+                await verbs.sleep(sandbox.id)
+                await verbs.resume(sandbox.id)
+                assert await self._is_prepared(sandbox)
             if Capability.STOP in provider.capabilities:
                 await sandbox.close()
                 await verbs.stop(sandbox.id)

@@ -29,6 +29,7 @@ _SAMPLES: dict[str, object] = {
     "cache": "read",
     "cache_paths": {"own": "/opt/own"},
     "snapshot": "one",
+    "sleep_after_s": 60,
 }
 
 
@@ -131,6 +132,66 @@ class VerbTests(Suite):
             await sandbox.start(["sleep", "1000"], background=True)
             await verbs.pause(sandbox.id)
         assert await self.on_host() == before
+
+    # memory in files
+
+    @_declared(Capability.MEMORY)
+    async def test_a_box_that_sleeps_runs_nothing_and_goes_on(self, provider: Provider, verbs: Any) -> None:
+        async with self.box(provider) as sandbox:
+            await sandbox.files.write("kept", "work")
+            process = await sandbox.start(["sleep", "1000"], background=True)
+            await sandbox.close()
+            await verbs.sleep(sandbox.id)
+            await verbs.sleep(sandbox.id)
+            await self._expect(provider, sandbox, BoxState.ASLEEP)
+            with pytest.raises(SkerryError):
+                await sandbox.ping()
+            await verbs.resume(sandbox.id)
+            await self._expect(provider, sandbox, BoxState.RUNNING)
+            assert await sandbox.files.read_text("kept") == "work"
+            assert [each.process for each in await sandbox.processes.list() if each.running] == [process.number]
+
+    @_declared(Capability.MEMORY, "data")
+    async def test_a_box_that_sleeps_is_stopped_without_a_loss(self, provider: Provider, verbs: Any) -> None:
+        async with self.box(provider) as sandbox:
+            await sandbox.files.write("kept", "work")
+            await sandbox.close()
+            await verbs.sleep(sandbox.id)
+            await verbs.stop(sandbox.id)
+            await self._expect(provider, sandbox, BoxState.STOPPED)
+            await verbs.start(sandbox.id, sandbox.spec)
+            assert await sandbox.files.read_text("kept") == "work"
+
+    @_declared(Capability.MEMORY)
+    async def test_a_sleeping_box_is_destroyed(self, provider: Provider, verbs: Any) -> None:
+        before = await self.on_host()
+        async with self.box(provider) as sandbox:
+            await sandbox.close()
+            await verbs.sleep(sandbox.id)
+        assert await self.on_host() == before
+
+    @_declared(Capability.MEMORY, "snapshot")
+    async def test_boxes_go_on_from_a_snapshot_with_memory(self, provider: Provider, verbs: Any) -> None:
+        name = _unique("conformance")
+        async with self.box(provider) as sandbox:
+            await sandbox.files.write("kept", "work")
+            process = await sandbox.start(["sleep", "1000"], background=True)
+            taken = await verbs.snapshot_memory(sandbox.id, name)
+            try:
+                assert (taken.name, taken.sandbox, taken.memory) == (name, sandbox.id, True)
+                assert taken in await verbs.snapshots()
+                with pytest.raises(Conflict):
+                    await verbs.snapshot_memory(sandbox.id, name)
+                drawn = set()
+                async with self.box(provider, snapshot=name) as one, self.box(provider, snapshot=name) as other:
+                    for each in (sandbox, one, other):
+                        assert await each.files.read_text("kept") == "work"
+                        drawn.add((await each.exec(["head", "-c", "32", "/dev/urandom"])).stdout)
+                        running = [found.process for found in await each.processes.list() if found.running]
+                        assert running == [process.number]
+                assert len(drawn) == 3
+            finally:
+                await verbs.remove_snapshot(name)
 
     # snapshots
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from skerry.aio import backoff
-from skerry.errors import Conflict, CreateFailed, ProviderError
+from skerry.errors import Conflict, CreateFailed, ProviderError, Unsupported
 from skerry.host import processes, sparse
 from skerry.host.processes import Process
 from skerry.vm import launch
@@ -88,7 +88,19 @@ class FirecrackerHypervisor(Hypervisor):
         await asyncio.to_thread(snapshot_note.keep, note, folder.file(note.home), into)
         await self.kill(folder)
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
+    async def copy_memory(self, folder: VmFolder, into: Path) -> None:
+        note = MachineNote.read(folder.path)
+        if probe.loses_what_it_resumes(note.version):
+            raise Unsupported("memory", self.name, f"{note.version} loses guests that go on after they were saved")
+        api = _api(folder)
+        await api.send(VmState(state="Paused"))
+        await api.send(bodies.SnapshotCreate(snapshot_type="Full", snapshot_path=NEW_STATE, mem_file_path=NEW_MEMORY))
+        # its process lives, and may have kept its files open: what others are made of is a copy
+        await asyncio.to_thread(snapshot_note.keep, note, folder.file(note.home), into, copied=True)
+
+    async def restore(
+        self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None, *, frozen: bool = False
+    ) -> None:
         probe.check_machine(machine, "")
         found = await self._programs()
         before = await asyncio.to_thread(snapshot_note.check, saved, machine, found.version)
@@ -96,7 +108,7 @@ class FirecrackerHypervisor(Hypervisor):
         api = await self._start(folder, machine, limits, files, found)
         backend = bodies.MemoryBackend(backend_type="File", backend_path=MEMORY)
         try:
-            await api.send(bodies.SnapshotLoad(snapshot_path=STATE, mem_backend=backend, resume_vm=True))
+            await api.send(bodies.SnapshotLoad(snapshot_path=STATE, mem_backend=backend, resume_vm=not frozen))
         except (ApiRefused, Gone) as error:
             raise Conflict(f"{saved} cannot be restored here: {error}") from error
         for name, size in MachineNote.read(folder.path).drives.items():

@@ -55,10 +55,14 @@ class MachineNote(msgspec.Struct, frozen=True, kw_only=True):
             raise Conflict(f"{folder} holds no machine of Firecracker's that can be used: {error}") from error
 
 
-def keep(note: MachineNote, source: Path, into: Path) -> None:
-    """Move Firecracker's files from `source`, once its process has ended. Raises ProviderError."""
+def keep(note: MachineNote, source: Path, into: Path, *, copied: bool = False) -> None:
+    """Move Firecracker's files from `source`, once its process has ended; those of one that goes on are copied. Raises
+    ProviderError."""
     _take(source / NEW_STATE, into / STATE, _MAX_STATE)
     _take(source / NEW_MEMORY, into / MEMORY, note.memory_mib * _MIB)
+    if copied:
+        for path in (into / STATE, into / MEMORY):
+            _copy_in_place(path)
     (into / MEMORY).chmod(0o600)
     sparse.punch(into / MEMORY)  # Firecracker has written all of it
     (into / MEMORY).chmod(0o444)
@@ -86,6 +90,14 @@ def _take(source: Path, target: Path, most: int) -> None:
     if (size := source.lstat().st_size) > most:
         raise ProviderError(f"Firecracker left {size} bytes at {source}, more than a machine has")
     take_file(source, target, 0o444, f"Firecracker left no file of its own at {source}")
+
+
+def _copy_in_place(path: Path) -> None:
+    """Put a copy of a file of ours in its own place, as somebody may have the file open."""
+    before = path.rename(path.with_name(f".{path.name}"))
+    sparse.copy(before, path)
+    path.chmod(0o444)
+    before.unlink()
 
 
 def _checksum(path: Path) -> str:

@@ -43,10 +43,13 @@ _SCALING = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
 
 class _Saveable(msgspec.Struct, frozen=True):
-    """Facts that are needed to save a machine: left beside it when it is booted for that."""
+    """Facts that are needed to save a machine: left beside it when it is started."""
 
     shape: list[str]
     sizes: Mapping[str, int]
+    memory: int
+    is_file: bool
+    """Whether its memory is a file of its own: it was booted to be saved."""
 
 
 class _Disk(msgspec.Struct, frozen=True):
@@ -91,28 +94,37 @@ class QemuHypervisor(Hypervisor):
         about = await self._about_host(machine.kernel, folder, machine.cid)
         if self._demands_token:
             about = about._replace(token_digest=guest.new_token(folder))
-        if machine.saveable:
-            note = _Saveable(self._shape(machine, about), _sizes(folder, machine))
-            folder.write_file(_SAVEABLE, msgspec.json.encode(note))
+        self._note_saveable(folder, machine, self._shape(machine, about), is_file=machine.saveable)
         what = command.command(machine, about, _layers(folder, machine))
         await asyncio.to_thread(launch.start, folder, what, limits)
         async with self._control(folder):
             """It has set up its devices and taken our call: it runs."""
 
     async def save(self, folder: VmFolder, into: Path) -> None:
-        try:
-            note = msgspec.json.decode(folder.read_note(_SAVEABLE), type=_Saveable)
-        except msgspec.MsgspecError:
-            raise WrongState(f"the machine in {folder.path} was not booted to be saved") from None
-        version = await self._find_version()
-        # an older QEMU opens it for writing, though it never writes, as a clone's own user
-        older = 0o666 if uids.are_available() else 0o600
+        note = _saveable(folder)
+        if not note.is_file:
+            raise WrongState(f"the machine in {folder.path} was not booted to be saved")
         async with self._control(folder) as control:
             await control.execute("stop")
             state = await qmp.send_state(control)
             await control.execute("quit")
         if not await folder.wait(_END_S):
             raise ProviderError(f"the machine in {folder.path} was saved, and does not end")
+        await self._keep(folder, into, note, state, folder.file(command.MEMORY))
+
+    async def copy_memory(self, folder: VmFolder, into: Path) -> None:
+        note, memory = _saveable(folder), into / saved.MEMORY
+        if note.is_file:
+            raise WrongState(f"the machine in {folder.path} has its memory in a file: save it")
+        async with self._control(folder) as control:
+            await control.execute("stop")
+            state = await qmp.send_memory(control, memory, note.memory)
+        await self._keep(folder, into, note, state, memory)
+
+    async def _keep(self, folder: VmFolder, into: Path, note: _Saveable, state: bytes, memory: Path) -> None:
+        version = await self._find_version()
+        # an older QEMU opens it for writing, though it never writes, as a clone's own user
+        older = 0o666 if uids.are_available() else 0o600
         token = folder.read_token()
         if token is not None:
             VmFolder(into).write_token(token)
@@ -120,13 +132,19 @@ class QemuHypervisor(Hypervisor):
             saved.write,
             into,
             state=state,
-            memory=folder.file(command.MEMORY),
+            memory=memory,
             mode=0o444 if numbers(version) >= _READ_ONLY_MEMORY else older,
             about=saved.About(version=version, cpu=cpu_model(), shape=note.shape),
             sizes=note.sizes,
         )
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved_in: Path, limits: MachineLimits | None) -> None:
+    def _note_saveable(self, folder: VmFolder, machine: Machine, shape: list[str], *, is_file: bool) -> None:
+        note = _Saveable(shape, _sizes(folder, machine), machine.memory_mib << 20, is_file)
+        folder.write_file(_SAVEABLE, msgspec.json.encode(note))
+
+    async def restore(
+        self, folder: VmFolder, machine: Machine, saved_in: Path, limits: MachineLimits | None, *, frozen: bool = False
+    ) -> None:
         about = await self._about_host(machine.kernel, folder, machine.cid)
         version, shape = await self._find_version(), self._shape(machine, about)
         now = saved.About(version=version, cpu=cpu_model(), shape=shape)
@@ -136,6 +154,7 @@ class QemuHypervisor(Hypervisor):
             folder.write_token(token)
         elif self._demands_token:
             raise Conflict(f"the machine saved in {saved_in} demands no token; save it anew")
+        self._note_saveable(folder, machine, shape, is_file=False)
         what = command.command(machine, about, _layers(folder, machine), saved_in / saved.MEMORY)
         await asyncio.to_thread(launch.start, folder, what, limits)
         sizes = _sizes(folder, machine)
@@ -148,7 +167,8 @@ class QemuHypervisor(Hypervisor):
             for name, size in sizes.items():
                 if size != note.sizes[name]:
                     await control.execute("block_resize", {"node-name": name, "size": size})
-            await control.execute("cont")
+            if not frozen:
+                await control.execute("cont")
 
     def why_no_network(self) -> str | None:
         return launch.why_no_network()
@@ -160,7 +180,7 @@ class QemuHypervisor(Hypervisor):
         await self._execute(folder, "cont")
 
     async def is_paused(self, folder: VmFolder) -> bool:
-        return bool((await self._execute(folder, "query-status"))["status"] == "paused")
+        return not (await self._execute(folder, "query-status"))["running"]
 
     async def _execute(self, folder: VmFolder, command: str) -> Any:
         async with self._control(folder) as control:
@@ -219,6 +239,13 @@ class QemuHypervisor(Hypervisor):
         except ProviderError as error:
             _log.info("KVM does not run QEMU here: %s", error)
             return False
+
+
+def _saveable(folder: VmFolder) -> _Saveable:
+    try:
+        return msgspec.json.decode(folder.read_note(_SAVEABLE), type=_Saveable)
+    except msgspec.MsgspecError:
+        raise WrongState(f"the machine in {folder.path} was started by another version: it cannot be saved") from None
 
 
 def _make_overlay(folder: VmFolder, drive: Drive, base: Path, size: int) -> None:

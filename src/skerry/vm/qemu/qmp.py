@@ -8,12 +8,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from skerry.errors import ProviderError, printable
 from skerry.net.dial import connect_unix
+from skerry.vm.qemu.ram import MemoryReader
 
 _TIMEOUT_S = 10.0
 _MAX_LINE = 1 << 20
@@ -25,6 +27,10 @@ _CAPABILITIES = [{"capability": name, "state": True} for name in ("x-ignore-shar
 _FD = "state"
 _MIGRATION_S = 30
 _MAX_STATE = 256 << 20
+_MEMORY_S = 300
+_MEMORY_PIECE = 1 << 20
+_AT_ONCE = {"max-bandwidth": 1 << 40, "downtime-limit": 2_000_000}
+"""Of a machine that stands still all is sent in one go."""
 
 
 class QmpError(ProviderError):
@@ -138,6 +144,33 @@ async def send_state(control: Qmp) -> bytes:
                     raise ProviderError("the state of the machine has no end")
         await _finish(control)
     return bytes(state)
+
+
+async def send_memory(control: Qmp, memory: Path, size: int) -> bytes:
+    """The same of one whose memory is its own: that goes to a sparse file of that size. Raises ProviderError."""
+    async with asyncio.timeout(_MEMORY_S):
+        await control.execute("migrate-set-parameters", _AT_ONCE)
+        with await _state_socket(control) as ours:
+            await control.execute("migrate", {"uri": f"fd:{_FD}"})
+            ours.settimeout(_MIGRATION_S)
+            try:
+                state = await asyncio.to_thread(_receive_memory, ours, memory, size)
+            except OSError as error:
+                raise ProviderError(f"the machine's memory cannot be kept: {error}") from error
+            finally:
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)  # for a thread that nobody waits for any more
+        await _finish(control)
+    return state
+
+
+def _receive_memory(sock: socket.socket, memory: Path, size: int) -> bytes:
+    fd = os.open(memory, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb", buffering=0):
+        reader = MemoryReader(fd, size)
+        while piece := sock.recv(_MEMORY_PIECE):
+            reader.feed(piece)
+    return reader.finish()
 
 
 async def receive_state(control: Qmp, state: bytes) -> None:

@@ -82,7 +82,12 @@ class VfkitHypervisor(Hypervisor):
     async def save(self, folder: VmFolder, into: Path) -> None:
         raise Unsupported("snapshot", NAME, _NO_SNAPSHOTS)
 
-    async def restore(self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None) -> None:
+    async def copy_memory(self, folder: VmFolder, into: Path) -> None:
+        raise Unsupported("snapshot", NAME, _NO_SNAPSHOTS)
+
+    async def restore(
+        self, folder: VmFolder, machine: Machine, saved: Path, limits: MachineLimits | None, *, frozen: bool = False
+    ) -> None:
         raise Unsupported("snapshot", NAME, _NO_SNAPSHOTS)
 
     async def pause(self, folder: VmFolder) -> None:

@@ -33,6 +33,7 @@ _ADD_ENTROPY, _RESEED = 0x40085203, 0x5207
 _FREEZE, _THAW = 0xC0045877, 0xC0045878
 _BUSY, _INVALID = 16, 22
 _FROZEN_AT_MOST_S = 60
+_HELD_WITHIN_S = 10
 _MACHINE_ID_DIGITS = 32
 
 
@@ -50,9 +51,11 @@ class FirstProcess(Agent):
         self._powers_off = "skerry.poweroff" in words
         self._services: dict[int, str] = {}
         self._thaw: Timer | None = None
+        self._machine_id = ""
         channel = next(word.partition("=")[2] for word in words if word.startswith("skerry.channel="))
         posix.mkdir(mounts.RUN, 0o700)
         posix.mkdir(mounts.ETC, 0o755)
+        mounts.write_boot_id()
         groups.make()
         setup.raise_loopback()
         self._ports = open_ports(self.loop, channel, f"{mounts.RUN}/ports")
@@ -91,6 +94,9 @@ class FirstProcess(Agent):
         _socket.sethostname(hostname)
         mounts.write_file("hostname", hostname + "\n")
         mounts.write_file("machine-id", machine_id + "\n")
+        if machine_id != self._machine_id:
+            self._machine_id = machine_id
+            mounts.write_boot_id()
         mounts.write_file("hosts", f"127.0.0.1 localhost {hostname}\n::1 localhost\n")
         call.answer({})
 
@@ -191,16 +197,41 @@ class FirstProcess(Agent):
     def freeze(self, call: Call) -> None:
         """Bring all that was written onto the drives, and let nothing more be written, so that they can be copied. It
         does not last: a host that goes away must not leave the machine frozen."""
+        self._freeze_drives()
+        self._thaw_later(_FROZEN_AT_MOST_S)
+        call.answer({})
+
+    def _freeze_drives(self) -> None:
         if self._box.get("mount_disk") and mounts.DISK not in mounts.mounted():
             mounts.mount_disk()
         if self._box.get("mount_data") and mounts.DATA not in mounts.mounted():
             mounts.mount_data()
         _tell_drives(_FREEZE, _BUSY)
-        self._thaw_later(_FROZEN_AT_MOST_S)
-        call.answer({})
+
+    def hold(self, call: Call) -> None:
+        """Let nothing of the user's go on, with the drives as `freeze` has them, until `thaw`, however late that comes:
+        this machine is to be saved, and whoever goes on from there has another seed first."""
+        if not self._is_prepared:
+            raise Failure("invalid", "this machine is not prepared yet")
+        _thaw_drives()  # who waits for them cannot be held
+        groups.hold(True)
+
+        def freeze(call: Call) -> None:
+            try:
+                if not groups.is_held():
+                    raise Failure("failed", f"a process does not stand still within {_HELD_WITHIN_S} s")
+                self._freeze_drives()
+            except BaseException:
+                groups.hold(False)
+                raise
+            self._thaw_later(None)
+            call.answer({})
+
+        self.wait_until(groups.is_held, _HELD_WITHIN_S, lambda: self.attempt(lambda _self, call: freeze(call), call))
 
     def thaw(self, call: Call) -> None:
         _thaw_drives()
+        groups.hold(False)
         self._thaw_later(None)
         call.answer({})
 
@@ -247,7 +278,14 @@ class FirstProcess(Agent):
         posix.sync()
         syscalls.end_machine(self._powers_off)
 
-    own_calls = {"reseed": reseed, "prepare": prepare, "agent_as": agent_as, "freeze": freeze, "thaw": thaw}  # noqa: RUF012
+    own_calls = {  # noqa: RUF012
+        "reseed": reseed,
+        "prepare": prepare,
+        "agent_as": agent_as,
+        "freeze": freeze,
+        "hold": hold,
+        "thaw": thaw,
+    }
 
 
 def _thaw_drives() -> None:

@@ -66,6 +66,16 @@ def join() -> None:
     _write(f"{_USER}/cgroup.procs", "0")
 
 
+def hold(wanted: bool) -> None:
+    """Let the user's processes stand still, or go on."""
+    _set("cgroup.freeze", "1" if wanted else "0")
+
+
+def is_held() -> bool:
+    with open(f"{_USER}/cgroup.events") as file:
+        return "frozen 1" in file.read()
+
+
 def members() -> list[int]:
     with open(f"{_USER}/cgroup.procs") as file:
         return [int(pid) for pid in file]

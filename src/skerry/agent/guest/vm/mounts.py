@@ -35,6 +35,8 @@ _TMP = NOSUID | NODEV
 _SYSTEM = ("/proc", "/sys", "/run", "/tmp", "/dev", _AGENT)
 _DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
 _LINKS = (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"))
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_OWN_BOOT_ID = f"{RUN}/boot_id"
 _NOT_FOR_WRITING = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 
 
@@ -110,6 +112,7 @@ def build_view(is_fixed: bool) -> None:
     for path in _NOT_FOR_WRITING:
         if posix.access(_ROOT + path, posix.F_OK):
             bind(_ROOT + path, _ROOT + path, READ_ONLY | NOSUID | NODEV | NOEXEC)
+    bind(_OWN_BOOT_ID, _ROOT + _BOOT_ID, READ_ONLY | NOSUID | NODEV | NOEXEC)
     mount("sys", _place(_ROOT, "/sys"), "sysfs", READ_ONLY | NOSUID | NODEV | NOEXEC)
     mount("run", _place(_ROOT, "/run"), "tmpfs", _TMP, "mode=1777,size=16m")
     mount("tmp", _place(_ROOT, "/tmp"), "tmpfs", _TMP, "mode=1777")
@@ -189,7 +192,19 @@ def put_files(root: str) -> None:
 
 def write_file(name: str, text: str) -> None:
     """Write a file for /etc, in place: it may be mounted somewhere."""
-    fd = posix.open(f"{ETC}/{name}", posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC, 0o644)
+    _write(f"{ETC}/{name}", text)
+
+
+def write_boot_id() -> None:
+    """Give this machine a boot of its own: what it was cloned from may have read the kernel's, which never changes."""
+    digits = bytearray(posix.urandom(16))
+    digits[6], digits[8] = digits[6] & 0x0F | 0x40, digits[8] & 0x3F | 0x80
+    text = digits.hex()
+    _write(_OWN_BOOT_ID, f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}\n")
+
+
+def _write(path: str, text: str) -> None:
+    fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_CLOEXEC, 0o644)
     try:
         posix.write(fd, text.encode())
     finally:
