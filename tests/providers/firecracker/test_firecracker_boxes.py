@@ -185,7 +185,7 @@ async def test_a_box_that_does_not_go_on_after_its_pause_is_told(
     await provider.pause(sandbox.id)
     with pytest.raises(ProviderError, match="its guest does not go on"):
         await provider.resume(sandbox.id)
-    with pytest.raises(ProviderError):
+    with pytest.raises(ProviderError, match="does not write out its files"):
         await provider.snapshot(sandbox.id, "broken")
     assert await provider.snapshots() == []
 
