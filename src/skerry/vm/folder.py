@@ -153,6 +153,13 @@ class VmFolder:
         warden, vmm = self._processes() or (None, None)
         return bool(warden and vmm and vmm.is_alive() and not warden.is_alive())
 
+    def may_run(self) -> bool:
+        """Whether something of it may run: its processes, or those of a start that nobody lived to note."""
+        vm = self.read()
+        if vm is None or vm.boot_id != boot_id():
+            return False
+        return vm.warden is None or vm.vmm is None or vm.warden.is_alive() or vm.vmm.is_alive()
+
     def _processes(self) -> tuple[Process, Process] | None:
         """Warden and hypervisor of a start in this boot of the host, alive or not."""
         vm = self.read()

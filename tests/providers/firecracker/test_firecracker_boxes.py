@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,14 +290,70 @@ async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
     provider: Firecracker, world_folder: Path, point: str
 ) -> None:
     id = new_id()
-    command = [sys.executable, fc_victim.__file__, str(world_folder), id, point]
-    done = await asyncio.to_thread(subprocess.run, command, timeout=50, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    await _kill_maker(world_folder, id, point)
     status = (await provider.discover()).get(id)
     assert status is None or status.state is not BoxState.RUNNING
     await provider.destroy(id, volumes=True)
     assert running_in(world_folder) == set()
     assert id not in await provider.discover()
+
+
+@pytest.mark.parametrize(
+    ("point", "is_first", "next_"),
+    [
+        (fc_victim.NOTE, False, "discover"),
+        (fc_victim.NOTE, False, "snapshot"),
+        (fc_victim.LAUNCH, False, "discover"),
+        ("PUT /snapshot/load", False, "start"),
+        ("PUT /actions", True, "discover"),
+        ("PUT /actions", True, "destroy"),
+    ],
+)
+async def test_a_box_whose_starter_was_killed_is_stopped_and_nothing_of_it_runs(
+    make: Make, provider: Firecracker, world_folder: Path, point: str, is_first: bool, next_: str
+) -> None:
+    """Its processes may be noted or not, and it may have been the first that needs a template."""
+    sandbox = await make()
+    await sandbox.files.write("kept", "here")
+    await provider.stop(sandbox.id)
+    if is_first:
+        shutil.rmtree(world_folder / "cache/vm/templates")
+    await _kill_maker(world_folder, sandbox.id, point)
+    assert running_in(world_folder)
+    if next_ == "discover":
+        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
+    elif next_ == "snapshot":
+        await provider.snapshot(sandbox.id, "off")
+        await provider.remove_snapshot("off")
+    elif next_ == "start":
+        await provider.start(sandbox.id, sandbox.spec)
+        assert await sandbox.files.read_text("kept") == "here"
+        return
+    else:
+        await provider.destroy(sandbox.id)
+    assert running_in(world_folder) == set()
+
+
+async def test_a_look_leaves_a_box_alone_that_is_being_started(
+    make: Make, provider: Firecracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await make()
+    await provider.stop(sandbox.id)
+    become = guest.become
+
+    async def looked(*arguments: Any, **options: Any) -> None:
+        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
+        await become(*arguments, **options)
+
+    monkeypatch.setattr(guest, "become", looked)
+    await provider.start(sandbox.id, sandbox.spec)
+    assert (await sandbox.exec("echo on")).text == "on\n"
+
+
+async def _kill_maker(world_folder: Path, id: str, point: str) -> None:
+    command = [sys.executable, fc_victim.__file__, str(world_folder), id, point]
+    done = await asyncio.to_thread(subprocess.run, command, timeout=50, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 async def test_a_network_is_refused_with_what_to_do_instead(provider: Firecracker) -> None:
