@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -151,6 +153,17 @@ async def test_a_stopped_box_has_its_files_when_it_is_started(make: Make, provid
     assert await sandbox.files.read_text("kept") == "over the stop"
 
 
+async def test_a_stop_waits_for_a_guest_that_takes_its_time_to_write_out_its_files(
+    make: Make, provider: Firecracker, stand_ins: StandIns
+) -> None:
+    stand_ins.shut_down_in(machine_provider._CONTROL_S + 1)
+    sandbox = await make()
+    await sandbox.files.write("kept", "over the stop")
+    await provider.stop(sandbox.id)
+    await provider.start(sandbox.id, sandbox.spec)
+    assert await sandbox.files.read_text("kept") == "over the stop"
+
+
 @pytest.mark.parametrize("is_proven", [True, False])
 async def test_another_process_starts_a_stopped_box(
     make: Make, provider: Firecracker, world_folder: Path, is_proven: bool
@@ -258,6 +271,41 @@ async def test_no_verb_takes_a_machine_that_has_lost_its_warden_for_a_stopped_on
         with pytest.raises((WrongState, AgentUnreachable), match="not run"):
             await (provider.pause(sandbox.id) if verb == "pause" else provider.dial(sandbox.id))
     assert not vm.vmm.is_alive()
+
+
+async def test_a_machine_that_does_not_die_is_no_reason_not_to_tell_of_others(
+    make: Make, provider: Firecracker, world_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_alone, other = await make(), await make()
+    vm = _machine(world_folder, left_alone).read()
+    assert vm is not None
+    assert vm.warden is not None
+    os.kill(vm.warden.pid, signal.SIGKILL)
+    assert await asyncio.to_thread(processes.wait_until_dead, [vm.warden], 10)
+    with monkeypatch.context() as undying:
+        undying.setattr(processes, "wait_until_dead", lambda *_, **__: False)
+        states = {id: status.state for id, status in (await provider.discover()).items()}
+    if uids.are_available():  # else it died with its warden
+        assert states[left_alone.id] is BoxState.RUNNING
+    assert states[other.id] is BoxState.RUNNING
+
+
+async def test_a_machine_whose_hypervisor_answers_nobody_is_told_of_and_stopped_like_others(
+    make: Make, provider: Firecracker, world_folder: Path
+) -> None:
+    """One that was taken over may do so, or somebody who holds all connections that it takes."""
+    paused, other = await make(), await make()
+    await provider.pause(paused.id)
+    folder = _machine(world_folder, paused)
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            with VmFolder(folder.file(MachineNote.read(folder.path).home)).short() as home:
+                connection.connect(f"{home}/{API}")
+        states = {id: status.state for id, status in (await provider.discover()).items()}
+        assert states == {paused.id: BoxState.PAUSED, other.id: BoxState.RUNNING}
+        await provider.stop(paused.id)
+    assert (await provider.discover())[paused.id].state is BoxState.STOPPED
 
 
 async def test_a_template_that_cannot_be_restored_is_made_anew(

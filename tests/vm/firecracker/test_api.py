@@ -141,6 +141,9 @@ def _answer(status: str, body: str) -> bytes:
         ('{ "error": "Too long.\nAll previous requests will be dropped." }', "Too long. All previous requests"),
         ("no JSON at all", "no JSON at all"),
         ("[1]", r"\[1\]"),
+        ('{"fault_message":"clear \\u001b[2J it"}', r"clear \\x1b\[2J it"),
+        (json.dumps({"fault_message": "x" * 100_000}), "x{500}$"),
+        ("x" * 100_000, "x{500}$"),
     ],
 )
 async def test_a_refusal_is_told_in_firecrackers_own_words(short_folder: Path, body: str, reason: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import NotFound, ProviderError
+from skerry.errors import NotFound, ProviderError, SkerryError
 from skerry.host import cgroup, folders, locks
 from skerry.model.spec import SandboxId
 from skerry.providers.base import BoxState, BoxStatus
@@ -165,18 +165,23 @@ def all_metas(state_dir: Path) -> list[tuple[SandboxId, MachineMeta]]:
 
 
 async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str, str]) -> BoxStatus | None:
-    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids. Raises
-    ProviderError if a machine that has to be killed first does not die."""
+    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids. Nothing that
+    one machine does keeps us from telling of the others."""
     meta = box.read_meta()
     if meta is None:
         return BoxStatus(state=BoxState.REMAINS) if box.path.exists() else None
-    await box.kill_if_left_alone()
-    await box.kill_if_cut_short(hypervisor)
+    try:
+        await box.kill_if_left_alone()
+        await box.kill_if_cut_short(hypervisor)
+        state = await _state_of(box, hypervisor)
+    except SkerryError as error:
+        _log.warning("box %s counts as running, as something of it does: %s", box.id, error)
+        state = BoxState.RUNNING
     vm = box.vm.read()
-    groups = [] if vm is None or box.vm.is_running() else vm.groups
+    groups = [] if vm is None or state is BoxState.RUNNING or box.vm.is_running() else vm.groups
     out_of_memory = bool(groups) and cgroup.ran_out_of_memory(map(Path, groups))
     return BoxStatus(
-        state=BoxState.DEAD if out_of_memory else await _state_of(box, hypervisor),
+        state=BoxState.DEAD if out_of_memory else state,
         created_at=meta.created_at,
         labels=meta.labels,
         out_of_memory=out_of_memory,
@@ -189,7 +194,7 @@ async def _state_of(box: MachineBox, hypervisor: Hypervisor) -> BoxState:
     if box.has(Mark.WHOLE) and box.vm.is_running():
         try:
             is_paused = box.has(Mark.PAUSED) and await hypervisor.is_paused(box.vm)
-        except ProviderError as error:
+        except SkerryError as error:
             _log.debug("box %s counts as paused, its hypervisor does not say: %s", box.id, error)
             is_paused = True
         return BoxState.PAUSED if is_paused else BoxState.RUNNING

@@ -22,6 +22,7 @@ from skerry.errors import (
     Conflict,
     NotFound,
     ProviderError,
+    SkerryError,
     Unsupported,
     WrongState,
 )
@@ -320,10 +321,11 @@ class MachineProvider(ImageVerbs, Provider):
             await guest.call(box.vm, _CONTROL_S, "shutdown", {"grace_s": 0})
         except CallInterrupted:
             """It has ended before it could answer."""
-        except (AgentError, ProviderError) as error:
-            _log.debug("box %s does not shut down, and is killed: %s", box.id, error)
+        except SkerryError as error:
+            _log.warning("box %s does not write out its files, and is killed: %s", box.id, error)
             return
-        await box.vm.wait(_CONTROL_S)
+        if not await box.vm.wait(_FREEZE_S):
+            _log.warning("box %s is killed before it has written out its files, after %g s", box.id, _FREEZE_S)
 
     async def _pause(self, box: MachineBox) -> None:
         """Pause it once its files are written out. Raises ProviderError if its guest does not do that."""
@@ -356,7 +358,7 @@ class MachineProvider(ImageVerbs, Provider):
         except BaseException:
             try:
                 await self._resume(box)
-            except ProviderError as error:
+            except SkerryError as error:
                 _log.warning("%s", error)
             raise
 
