@@ -175,7 +175,7 @@ def _reason(body: bytes) -> str:
     """Text of `fault_message`, or of the `error` of its HTTP server, which has line ends where JSON allows none."""
     try:
         told = json.loads(body, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if isinstance(told, dict):
         said = str(told.get("fault_message") or told.get("error") or told).replace("\n", " ")
