@@ -93,6 +93,10 @@ class VmFolder:
             (self.path / name).unlink(missing_ok=True)
         self.write_file(_VM, msgspec.json.encode(vm))
 
+    def write_killed(self, vm: Vm) -> None:
+        """Note that nothing runs of a start whose processes nobody lived to note: who looks need not search again."""
+        self.write_file(_VM, msgspec.json.encode(msgspec.structs.replace(vm, boot_id="")))
+
     def write_processes(self, warden: Process, vmm: Process) -> None:
         self.write_file(_PROCESSES, msgspec.json.encode([warden, vmm]))
 

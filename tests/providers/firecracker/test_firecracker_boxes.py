@@ -379,6 +379,7 @@ async def test_a_box_whose_starter_was_killed_is_stopped_and_nothing_of_it_runs(
     assert running_in(world_folder)
     if next_ == "discover":
         assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
+        assert not _machine(world_folder, sandbox).may_run(), "it is not killed at every look"
     elif next_ == "snapshot":
         await provider.snapshot(sandbox.id, "off")
         await provider.remove_snapshot("off")

@@ -174,7 +174,7 @@ async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str
         await box.kill_if_left_alone()
         await box.kill_if_cut_short(hypervisor)
         state = await _state_of(box, hypervisor)
-    except SkerryError as error:
+    except (SkerryError, OSError) as error:
         _log.warning("box %s counts as running, as something of it does: %s", box.id, error)
         state = BoxState.RUNNING
     vm = box.vm.read()
