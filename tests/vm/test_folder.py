@@ -112,6 +112,7 @@ def test_a_new_start_forgets_the_end_of_the_one_before(folder: VmFolder) -> None
         ('{"code": 3, "signal": null, "at": 5}', "the machine ended with code 3"),
         ('{"code": null, "signal": 9, "at": 5}', "the machine was killed by signal 9"),
         ('{"code": "three"}', "the machine is not running"),
+        ('{"code": 3, "more": ' + "[" * 30_000, "the machine is not running"),
     ],
 )
 def test_how_a_machine_ended_is_told_in_words(folder: VmFolder, end: str, said: str) -> None:

@@ -25,7 +25,7 @@ from skerry.host.processes import Process
 from skerry.vm import launch
 from skerry.vm.base import MachineLimits
 from skerry.vm.folder import Vm, VmFolder
-from skerry.vm.launch import Launch
+from skerry.vm.launch import JailedProcess, Launch
 
 from .standins import IS_ROOT, may_set_floor, run, script, seen_on_host, until, vm_folder
 
@@ -228,6 +228,27 @@ def test_its_limits_hold_both_processes_and_go_with_it(folder: VmFolder) -> None
     assert {process(vm.warden).pid, process(vm.vmm).pid} <= cgroup.members(groups)
     launch.kill(folder)
     assert not any(group.exists() for group in groups)
+
+
+@needs_root
+def test_a_hypervisor_that_leaves_its_groups_as_it_starts_is_not_started(folder: VmFolder) -> None:
+    """As a jailer has done, which begins as root."""
+    parent = cgroup.find().parents.get("memory")
+    if parent is None:
+        pytest.skip("no control groups can be made here")
+    elsewhere = parent.path / f"skerry-test-{os.getpid()}"
+    elsewhere.mkdir()
+    try:
+        argv = script(f"sleep 60 & echo $! > {elsewhere}/cgroup.procs; echo $! > pid").argv
+        leaving = Launch(argv=argv, jail=JailedProcess(uid=uids.take(), pid_file="pid"))
+        with pytest.raises(ProviderError, match="memory"):
+            launch.start(folder, leaving, LIMITS)
+        assert cgroup.members([elsewhere])
+        launch.kill(folder)
+        assert cgroup.members([elsewhere]) == set()
+    finally:
+        launch.kill(folder)
+        elsewhere.rmdir()
 
 
 @pytest.mark.parametrize(

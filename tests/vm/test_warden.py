@@ -20,7 +20,7 @@ from skerry.vm.launch import Launch
 from skerry.vm.warden.service import Console
 from skerry.vm.warden.sockets import Published
 
-from .standins import run, until, vm_folder
+from .standins import run, script, until, vm_folder
 
 TIMEOUT_S = 20
 START = Path(launch.__file__).parent / "warden" / "start.py"
@@ -47,6 +47,14 @@ def test_the_console_is_bounded_and_keeps_what_came_last(folder: VmFolder) -> No
     assert sum(sizes) > 512 * 1024
     lines = folder.read_console().splitlines()[1:]
     assert [int(line.split()[1]) for line in lines] == list(range(40000 - len(lines), 40000))
+
+
+def test_a_console_that_cannot_be_put_aside_begins_anew_and_its_machine_goes_on(folder: VmFolder) -> None:
+    said = "i=0; while [ $i -lt 9000 ]; do echo line 0123456789012345678901234567890123456789012345; i=$((i+1)); done"
+    launch.start(folder, script(f"mkdir console.log.1; {said}; {said}; echo last; sleep 60"), None)
+    until(lambda: folder.read_console().endswith("last\n"))
+    assert folder.is_running()
+    assert folder.console.stat().st_size <= 512 * 1024
 
 
 def test_a_console_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
     def json(self, type: type[T]) -> T:
         try:
             return msgspec.json.decode(self.body or b"null", type=type, strict=False)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(f"an answer is not what was expected: {error}") from error
 
 

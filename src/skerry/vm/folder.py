@@ -93,6 +93,10 @@ class VmFolder:
             (self.path / name).unlink(missing_ok=True)
         self.write_file(_VM, msgspec.json.encode(vm))
 
+    def write_killed(self, vm: Vm) -> None:
+        """Note that nothing runs of a start whose processes nobody lived to note: who looks need not search again."""
+        self.write_file(_VM, msgspec.json.encode(msgspec.structs.replace(vm, boot_id="")))
+
     def write_processes(self, warden: Process, vmm: Process) -> None:
         self.write_file(_PROCESSES, msgspec.json.encode([warden, vmm]))
 
@@ -152,6 +156,13 @@ class VmFolder:
         """Whether its hypervisor lives and its warden does not."""
         warden, vmm = self._processes() or (None, None)
         return bool(warden and vmm and vmm.is_alive() and not warden.is_alive())
+
+    def may_run(self) -> bool:
+        """Whether something of it may run: its processes, or those of a start that nobody lived to note."""
+        vm = self.read()
+        if vm is None or vm.boot_id != boot_id():
+            return False
+        return vm.warden is None or vm.vmm is None or vm.warden.is_alive() or vm.vmm.is_alive()
 
     def _processes(self) -> tuple[Process, Process] | None:
         """Warden and hypervisor of a start in this boot of the host, alive or not."""
@@ -272,7 +283,7 @@ def is_its_own(file: os.stat_result) -> bool:
 def _decode(data: bytes, kind: type[_Note]) -> _Note | None:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):  # the machine may have made it
         return None
 
 

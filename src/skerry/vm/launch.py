@@ -156,6 +156,9 @@ def kill(folder: VmFolder, timeout_s: float = 10) -> None:
         if vm.cid is not None:
             free_cid(vm.cid, folder.path)
         folder.remove_sockets()
+        if vm.warden is None:
+            with contextlib.suppress(OSError):  # what is killed is killed, also where no file can be made
+                folder.write_killed(vm)
 
 
 def kill_if_left_alone(folder: VmFolder, timeout_s: float = 10) -> None:

@@ -1,4 +1,5 @@
-"""`python fc_victim.py FOLDER ID POINT`: makes a box, and is killed right after it has asked Firecracker for POINT."""
+"""`python fc_victim.py FOLDER ID POINT`: makes a box, or starts it if it is there, and is killed at POINT: right after
+it has asked Firecracker for that, before it has noted the processes that it launched, or once it has."""
 
 from __future__ import annotations
 
@@ -17,13 +18,14 @@ from skerry.host import uids
 from skerry.model.spec import SandboxId, Spec
 from skerry.vm import launch
 from skerry.vm.firecracker.api import Api
+from skerry.vm.folder import VmFolder
 
-LAUNCH = "launch"
-POINTS = (LAUNCH, "PUT /boot-source", "PUT /actions", "PATCH /vm", "PUT /snapshot/create", "PUT /snapshot/load")
+NOTE, LAUNCH = "note", "launch"
+POINTS = (NOTE, LAUNCH, "PUT /boot-source", "PUT /actions", "PATCH /vm", "PUT /snapshot/create", "PUT /snapshot/load")
 
 
 def _die_at(point: str) -> None:
-    ask, start = Api._ask, launch.start
+    ask, start, note = Api._ask, launch.start, VmFolder.write_processes
 
     async def asked(self: Api, method: str, path: str, *rest: Any) -> Any:
         answer = await ask(self, method, path, *rest)
@@ -37,6 +39,12 @@ def _die_at(point: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return vm
 
+    def noted(*arguments: Any) -> None:
+        if point == NOTE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        note(*arguments)
+
+    VmFolder.write_processes = noted  # type: ignore[method-assign, assignment]
     Api._ask = asked  # type: ignore[method-assign]
     launch.start = started
 
@@ -44,8 +52,10 @@ def _die_at(point: str) -> None:
 async def _main(folder: str, id: str, point: str) -> None:
     provider = provider_on(Path(folder), jailed=uids.are_available())
     await provider.check()
+    is_there = SandboxId(id) in await provider.discover()
     _die_at(point)
-    await provider.create(SandboxId(id), Spec(provider="firecracker", data=False))
+    make = provider.start if is_there else provider.create
+    await make(SandboxId(id), Spec(provider="firecracker", data=False))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,11 @@ from providers.firecracker.fc_world import config_on
 from vm.firecracker.installing import StandIns
 from vm.standins import script, vm_folder
 
+from skerry.errors import ProviderError
 from skerry.host import processes, uids
-from skerry.providers.vmdocker import VmDocker, VmDockerConfig
+from skerry.providers.dockerapi import api, progress
+from skerry.providers.dockerapi.progress import EngineWork
+from skerry.providers.vmdocker import VmDocker, VmDockerConfig, archives
 from skerry.providers.vmdocker.machines import ProjectMachines
 from skerry.vm import launch
 from skerry.vm.folder import VmFolder
@@ -63,3 +68,16 @@ def test_a_machine_that_has_lost_its_warden_does_not_run(folder: VmFolder, tmp_p
     assert vm.vmm.is_alive()
     assert not machines.is_running(folder.path)
     assert not vm.vmm.is_alive()
+
+
+def test_lists_without_end_from_a_machine_that_was_taken_over_are_refusals_like_others(tmp_path: Path) -> None:
+    """It answers for its Docker."""
+    deep = b'{"message":' + b"[" * 30_000
+    assert api._message(deep).startswith('{"message":[[')
+    assert progress._read_line(EngineWork("the build"), deep) is None
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        manifest = tarfile.TarInfo("manifest.json")
+        manifest.size = len(deep)
+        tar.addfile(manifest, io.BytesIO(deep))
+    with pytest.raises(ProviderError, match="has no image in it"):
+        archives._image_id(tmp_path / "archive")

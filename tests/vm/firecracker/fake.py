@@ -130,7 +130,8 @@ async def _run(home: str, options: argparse.Namespace, is_jailed: bool) -> None:
         description = Description(json.load(file))
     faults = _faults(home)
     agent, guests = os.path.join(home, "guest", "start.py"), os.path.join(home, "guests")
-    guest = Guest(agent, guests, lambda code: _exit("Firecracker exiting", code))
+    shuts_down_s = faults.get("shuts_down_s", 0.0)
+    guest = Guest(agent, guests, lambda code: _exit("Firecracker exiting", code), shuts_down_s)
     if faults.get("kvm") is False:
         guest.boot = lambda *_: _exit("KVM_EXIT_INTERNAL_ERROR", 1)  # type: ignore[method-assign]
     if faults.get("restores") is False:

@@ -39,11 +39,12 @@ _TAR_AT = 4096
 class Guest:
     """One guest, from its boot or its restore to its end. `end` is called when it powers off."""
 
-    def __init__(self, agent: str, guests: str, end: Callable[[int], None]) -> None:
+    def __init__(self, agent: str, guests: str, end: Callable[[int], None], shuts_down_s: float = 0.0) -> None:
         """In `guests` it has a folder that is its disk while it runs."""
         self._agent = agent
         self._mounted = tempfile.mkdtemp(dir=guests)
         self._end = end
+        self._shuts_down_s = shuts_down_s
         self._server: asyncio.AbstractServer | None = None
         self._path = ""
         self._streams: set[asyncio.StreamWriter] = set()
@@ -241,6 +242,7 @@ class Guest:
         self._end(0)
 
     async def _shut_down(self) -> None:
+        await asyncio.sleep(self._shuts_down_s)
         self._write_back()
         for process in self._processes:
             process.kill()

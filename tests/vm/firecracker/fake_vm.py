@@ -14,6 +14,7 @@ from swagger import Description
 VERSION = "1.17.0-dev"
 _FIRST_WITH_BZIMAGE = (1, 17)
 _LOSES_WHAT_IT_RESUMES = (1, 16)
+_LOSES_WHAT_IT_RESTORES = "1.16.0"
 _WRITTEN = 8 << 20
 _PAGE = 4096
 MAX_PAYLOAD = 51200
@@ -354,6 +355,8 @@ class FakeVm:
             raise Fault(f"Load snapshot error: {fault}", fatal=True) from None
         self.state = "Running" if body.get("resume_vm") else "Paused"
         self._guest.restore(saved["guest"], self._disk_paths(), frozen=self.state == "Paused")
+        if self.version == _LOSES_WHAT_IT_RESTORES:
+            self._guest.lose_vsock()  # the real one only if something was in flight
 
     async def _get_config(self, _: None) -> dict[str, Any]:
         boot = self._boot or {}

@@ -48,6 +48,10 @@ class StandIns:
     def without_kvm(self) -> None:
         self._set_faults({"kvm": False})
 
+    def shut_down_in(self, seconds: float) -> None:
+        """Have guests take so long to write out what they hold."""
+        self._set_faults({"shuts_down_s": seconds})
+
     def refuse_restores(self) -> None:
         self._set_faults({"restores": False})
 

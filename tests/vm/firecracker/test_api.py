@@ -141,6 +141,10 @@ def _answer(status: str, body: str) -> bytes:
         ('{ "error": "Too long.\nAll previous requests will be dropped." }', "Too long. All previous requests"),
         ("no JSON at all", "no JSON at all"),
         ("[1]", r"\[1\]"),
+        ('{"fault_message":"clear \\u001b[2J it"}', r"clear \\x1b\[2J it"),
+        (json.dumps({"fault_message": "x" * 100_000}), "x{500}$"),
+        ("x" * 100_000, "x{500}$"),
+        ("[" * 30_000, r"\[{500}$"),
     ],
 )
 async def test_a_refusal_is_told_in_firecrackers_own_words(short_folder: Path, body: str, reason: str) -> None:
@@ -170,8 +174,9 @@ async def test_a_socket_that_nobody_listens_on_is_a_process_that_is_gone(short_f
         await Api(short_folder / "none.sock").instance()
 
 
-async def test_an_answer_that_makes_no_sense_is_no_answer(short_folder: Path) -> None:
-    async with _server(short_folder, _answer("200 ", '{"id": 1}')) as api:
+@pytest.mark.parametrize("body", ['{"id": 1}', '{"id": ' + "[" * 30_000])
+async def test_an_answer_that_makes_no_sense_is_no_answer(short_folder: Path, body: str) -> None:
+    async with _server(short_folder, _answer("200 ", body)) as api:
         with pytest.raises(ProviderError, match="cannot be used"):
             await api.instance()
 

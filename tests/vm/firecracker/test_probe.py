@@ -16,6 +16,7 @@ from skerry.vm.base import Kernel, Machine
 from skerry.vm.firecracker import FirecrackerHypervisor, probe
 from skerry.vm.folder import VmFolder
 from vm.firecracker.conftest import NEEDS_ROOT
+from vm.firecracker.installing import StandIns
 from vm.firecracker.world import World, elf, image_of_arm
 
 _NOTE = "firecracker-kvm.json"
@@ -53,6 +54,21 @@ async def test_a_failure_says_nothing_of_another_kernel(world: World, monkeypatc
         await world.hypervisor.probe()
     world.stand_ins.heal()
     world.kernel = msgspec.structs.replace(world.kernel, key="another")
+    assert (await world.hypervisor.probe()).is_boundary
+
+
+@NEEDS_ROOT
+async def test_a_jailer_that_fails_says_nothing_of_kvm_and_is_not_remembered(
+    short_folder: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "check_device", lambda **_: None)
+    good = stand_ins.jailer.rename(stand_ins.jailer.with_name("good"))
+    stand_ins.jailer.write_text("#!/bin/sh\necho no jail today >&2\nexit 1\n")
+    stand_ins.jailer.chmod(0o755)
+    world = World(short_folder, stand_ins, jailed=True)
+    with pytest.raises(ProviderUnavailable, match=r"no machine starts here (?s:.*)no jail today"):
+        await world.hypervisor.probe()
+    good.rename(stand_ins.jailer)
     assert (await world.hypervisor.probe()).is_boundary
 
 

@@ -171,6 +171,14 @@ async def test_a_machine_pauses_goes_on_and_is_killed(place: Place, template: Pa
         await qemu.is_paused(folder)
 
 
+def test_a_saved_machine_takes_the_room_of_what_its_memory_holds(template: Path) -> None:
+    memory = template / saved.MEMORY
+    data = memory.read_bytes()
+    held = sum(data[at : at + 4096] != bytes(4096) for at in range(0, len(data), 4096)) * 4096
+    assert 0 < held < len(data) // 2
+    assert memory.stat().st_blocks * 512 <= held * 1.1, held
+
+
 async def test_a_clone_goes_on_where_the_saved_machine_was(place: Place, template: Path, folder: VmFolder) -> None:
     at_end = int(COUNT.findall(VmFolder(place.path / "to-save").read_console())[-1][0])
     await place.qemu.restore(folder, await place.machine(folder), template, LIMITS)

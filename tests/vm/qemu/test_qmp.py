@@ -115,7 +115,7 @@ async def test_a_qemu_that_is_silent_is_given_up(impostor: socket.socket) -> Non
             pass
 
 
-@pytest.mark.parametrize("said", [b"[]\n", b"nonsense\n", b"x" * (2 << 20), b""])
+@pytest.mark.parametrize("said", [b"[]\n", b"nonsense\n", b"x" * (2 << 20), b"", b"[" * 30_000 + b"\n"])
 async def test_what_is_no_qemu_is_not_believed(impostor: socket.socket, said: bytes) -> None:
     def speak() -> None:
         connection, _ = impostor.accept()

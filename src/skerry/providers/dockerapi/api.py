@@ -214,6 +214,6 @@ def _message(body: bytes) -> str:
     try:
         data = msgspec.json.decode(body)
         text = data.get("message") or data.get("cause") if isinstance(data, dict) else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = None
     return str(text or body.decode(errors="replace")).strip()[:_MAX_MESSAGE]

@@ -154,7 +154,7 @@ def _read_line(work: EngineWork, text: bytes) -> str | None:
     """Take one line; return the failure that it tells, if any."""
     try:
         line = msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # what we do not know is nothing that we need
     detail = line.error_detail.message if line.error_detail else ""
     if line.error or detail:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from skerry.errors import NotFound, ProviderError
+from skerry.errors import NotFound, ProviderError, SkerryError
 from skerry.host import cgroup, folders, locks
 from skerry.model.spec import SandboxId
 from skerry.providers.base import BoxState, BoxStatus
-from skerry.vm import launch
+from skerry.vm import launch, templates
 from skerry.vm.base import Drive, Hypervisor
 from skerry.vm.folder import VmFolder, read_note, write_note
 
@@ -99,7 +99,7 @@ class MachineBox:
             os.close(fd)
 
     @contextlib.asynccontextmanager
-    async def held(self, timeout_s: float) -> AsyncIterator[MachineMeta]:
+    async def held(self, timeout_s: float, hypervisor: Hypervisor) -> AsyncIterator[MachineMeta]:
         """Hold a box that is there, and has been made, as all but a destroy does. Raises NotFound, and ProviderError if
         its machine has to be killed first and does not die."""
         async with self.locked(timeout_s) as exists:
@@ -107,6 +107,7 @@ class MachineBox:
             if meta is None:
                 raise NotFound(f"there is no box {self.id}")
             await self.kill_if_left_alone()
+            await self._kill_if_cut_short(hypervisor)
             yield meta
 
     def write_meta(self, meta: MachineMeta) -> None:
@@ -180,6 +181,28 @@ class MachineBox:
         if self.vm.is_left_alone():
             await asyncio.to_thread(launch.kill_if_left_alone, self.vm)
 
+    async def kill_if_cut_short(self, hypervisor: Hypervisor) -> None:
+        """End what a start has left whose starter died: the box counts as stopped. Quiet while somebody holds the box,
+        who may be starting it. Raises ProviderError if it does not die."""
+        if self._may_be_cut_short():
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    exists = await stack.enter_async_context(self.locked(0))
+                except ProviderError:
+                    return
+                if exists:
+                    await self._kill_if_cut_short(hypervisor)
+
+    async def _kill_if_cut_short(self, hypervisor: Hypervisor) -> None:
+        if self._may_be_cut_short():
+            _log.warning("killing the machine of box %s, whose start was cut short", self.id)
+            await templates.clear(hypervisor, self.template)
+            await hypervisor.kill(self.vm)
+
+    def _may_be_cut_short(self) -> bool:
+        is_off = self.has(Mark.STOPPED) and not self.has(Mark.WHOLE)
+        return is_off and (self.template.path.exists() or self.vm.may_run())
+
     async def remove(self) -> None:
         await asyncio.to_thread(folders.remove, self.path)
 
@@ -193,20 +216,27 @@ def all_metas(state_dir: Path) -> list[tuple[SandboxId, MachineMeta]]:
 
 
 async def status_of(box: MachineBox, hypervisor: Hypervisor, images: Mapping[str, str]) -> BoxStatus | None:
-    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids. Raises
-    ProviderError if a machine that has to be killed first does not die."""
+    """Status of a box by its folder and its hypervisor; None if it is gone. `images` maps names to ids. Nothing that
+    one machine does keeps us from telling of the others."""
     meta = box.read_meta()
     if meta is None:
         return BoxStatus(state=BoxState.REMAINS) if box.path.exists() else None
-    await box.kill_if_left_alone()
     is_asleep = box.is_asleep()
-    if is_asleep:
-        await box.kill_if_asleep(hypervisor)
+    try:
+        await box.kill_if_left_alone()
+        await box.kill_if_cut_short(hypervisor)
+        if is_asleep:
+            await box.kill_if_asleep(hypervisor)
+        state = await _state_of(box, hypervisor)
+    except (SkerryError, OSError) as error:
+        _log.warning("box %s counts as running, as something of it does: %s", box.id, error)
+        state = BoxState.RUNNING
     vm = box.vm.read()
-    groups = [] if vm is None or is_asleep or box.vm.is_running() else vm.groups
+    is_up = is_asleep or state is BoxState.RUNNING or box.vm.is_running()
+    groups = [] if vm is None or is_up else vm.groups
     out_of_memory = bool(groups) and cgroup.ran_out_of_memory(map(Path, groups))
     return BoxStatus(
-        state=BoxState.DEAD if out_of_memory else await _state_of(box, hypervisor),
+        state=BoxState.DEAD if out_of_memory else state,
         created_at=meta.created_at,
         labels=meta.labels,
         out_of_memory=out_of_memory,
@@ -223,7 +253,7 @@ async def _state_of(box: MachineBox, hypervisor: Hypervisor) -> BoxState:
             return BoxState.PAUSED
         try:
             is_paused = box.has(Mark.PAUSED) and await hypervisor.is_paused(box.vm)
-        except ProviderError as error:
+        except SkerryError as error:
             _log.debug("box %s counts as paused, its hypervisor does not say: %s", box.id, error)
             is_paused = True
         return BoxState.PAUSED if is_paused else BoxState.RUNNING

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skerry.agent.client import CONTROL_TIMEOUT_S
-from skerry.errors import AgentError, CallInterrupted, Conflict, CreateFailed, ProviderError, WrongState
+from skerry.errors import AgentError, CallInterrupted, Conflict, CreateFailed, ProviderError, SkerryError, WrongState
 from skerry.providers.machine import memory, plan
 from skerry.providers.machine.boxes import MachineBox, Mark
 from skerry.providers.shared.dialer import FirstStreams
@@ -142,10 +142,11 @@ class MachinePower:
             await guest.call(box.vm, _CONTROL_S, "shutdown", {"grace_s": 0})
         except CallInterrupted:
             """It has ended before it could answer."""
-        except (AgentError, ProviderError) as error:
-            _log.debug("box %s does not shut down, and is killed: %s", box.id, error)
+        except SkerryError as error:
+            _log.warning("box %s does not write out its files, and is killed: %s", box.id, error)
             return
-        await box.vm.wait(_CONTROL_S)
+        if not await box.vm.wait(_FREEZE_S):
+            _log.warning("box %s is killed before it has written out its files, after %g s", box.id, _FREEZE_S)
 
     async def _pause(self, box: MachineBox) -> None:
         box.mark(Mark.PAUSED)
@@ -167,7 +168,7 @@ class MachinePower:
             try:
                 if not box.is_asleep():
                     await self.resume(box)
-            except ProviderError as error:
+            except SkerryError as error:
                 _log.warning("%s", error)
             raise
 

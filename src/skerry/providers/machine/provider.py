@@ -333,7 +333,7 @@ class MachineProvider(ImageVerbs, Provider):
         return MachineBox(self._state_dir, id)
 
     def _held(self, box: MachineBox) -> contextlib.AbstractAsyncContextManager[MachineMeta]:
-        return box.held(self._timeout_s + _HOLD_S)
+        return box.held(self._timeout_s + _HOLD_S, self._hypervisor)
 
     def _existing(self, id: SandboxId) -> MachineBox:
         box = self._box(id)

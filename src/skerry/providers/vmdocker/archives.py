@@ -215,7 +215,7 @@ def _image_id(archive: Path) -> str:
         with tarfile.open(archive) as tar:
             manifest = msgspec.json.decode(_content(tar, "manifest.json"), type=list[dict[str, Any]])
             return f"sha256:{hashlib.sha256(_content(tar, manifest[0]['Config'])).hexdigest()}"
-    except (tarfile.TarError, KeyError, IndexError, msgspec.MsgspecError) as error:
+    except (tarfile.TarError, KeyError, IndexError, msgspec.MsgspecError, RecursionError) as error:
         raise ProviderError(f"the archive that was made has no image in it: {error}") from error
 
 

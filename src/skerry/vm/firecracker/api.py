@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from skerry.errors import LimitReached, ProviderError
+from skerry.errors import LimitReached, ProviderError, printable
 from skerry.net.http import Answer, HttpClient, HttpError, NoAnswer
 
 _MAX_CONNECTIONS = 9
@@ -22,6 +22,8 @@ _TIMEOUT_S = 10.0
 _MEMORY_TIMEOUT_S = 300.0
 """For requests that write or read the whole memory of a machine."""
 _TOO_MANY = 503
+_REASON = 500
+"""A process that was taken over may answer anything."""
 
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,64}$")]
 """Id of a drive, which is also a part of a path."""
@@ -173,8 +175,10 @@ def _reason(body: bytes) -> str:
     """Text of `fault_message`, or of the `error` of its HTTP server, which has line ends where JSON allows none."""
     try:
         told = json.loads(body, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
-    if not isinstance(told, dict):
-        return body[:500].decode(errors="replace")
-    return str(told.get("fault_message") or told.get("error") or told).replace("\n", " ")
+    if isinstance(told, dict):
+        said = str(told.get("fault_message") or told.get("error") or told).replace("\n", " ")
+    else:
+        said = body[:_REASON].decode(errors="replace")
+    return printable(said[:_REASON])

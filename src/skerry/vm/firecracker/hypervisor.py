@@ -56,7 +56,10 @@ class FirecrackerHypervisor(Hypervisor):
                 found = await self._programs()
                 probe.check_device(in_jail=jail.why_no_jail(self._cache, found) is None)
                 await probe.probe_kvm(self, self._any_kernel(), found.version, self._cache)
-                self._can = Capabilities(accelerator="kvm", version=found.version, snapshots=True, shares_memory=True)
+                can_clone = not probe.loses_what_it_restores(found.version)
+                self._can = Capabilities(
+                    accelerator="kvm", version=found.version, snapshots=can_clone, shares_memory=True
+                )
             return self._can
 
     async def make_disk(self, folder: VmFolder, name: str, *, base: Path, size: int | None = None) -> Drive:

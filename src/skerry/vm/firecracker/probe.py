@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.clock import boot_id
-from skerry.errors import InvalidSpec, ProviderError, ProviderUnavailable, Unsupported
+from skerry.errors import CreateFailed, InvalidSpec, ProviderError, ProviderUnavailable, Unsupported
 from skerry.vm import kvm
 from skerry.vm.base import Hypervisor, Kernel, Machine
 from skerry.vm.folder import read_note, write_note
@@ -29,6 +29,8 @@ _FIRST_WITH_BZIMAGE = (1, 17)
 _LOSES_WHAT_IT_RESUMES = (1, 16)
 """Release whose guests never answer on vsock once the API has paused and resumed them: 1.16.0 and 1.16.1 are known
 for it, 1.15.1 and 1.17 are not."""
+_LOSES_WHAT_IT_RESTORES = (1, 16, 0)
+"""Release of whose clones some never answer on vsock, by what was in flight when their template was saved."""
 _DRIVE_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 _ELF_X86 = 62
@@ -48,6 +50,7 @@ _FAILED_S = 600.0
 """How long a failure is believed, as every command would wait for the next; one of a host that was too busy passes."""
 _FINDING = "firecracker-kvm.json"
 _FIX_KERNEL = "skerry image build --vm --recipe minimal"
+_FIX_START = "mend that; with providers.firecracker.jailer empty machines start without a jail"
 _FIX_KVM = (
     "use a host whose KVM runs guests (not one in a machine without nested virtualisation), or the provider qemu; "
     f"it is tried again {_FAILED_S / 60:g} minutes after it failed"
@@ -146,12 +149,16 @@ async def probe_kvm(hypervisor: Hypervisor, kernel: Kernel | None, version: str,
 
 
 async def _why_no_guest(hypervisor: Hypervisor, kernel: Kernel, cache: Path) -> str:
-    """Reason why a guest did not run; empty if it did. Raises ProviderUnavailable if it could not be tried."""
+    """Reason why a guest did not run; empty if it did. Raises ProviderUnavailable if it could not be tried, which says
+    nothing of KVM."""
     machine = kvm.probe_machine(kernel)
     try:
         await kvm.try_guest(hypervisor, cache, _PROBE_S, lambda folder: hypervisor.boot(folder, machine, None))
     except ProviderUnavailable:
         raise
+    except CreateFailed as error:
+        reason = f"no machine starts here that KVM could be tried with: {error}"
+        raise ProviderUnavailable(NAME, reason, fix=_FIX_START) from error
     except ProviderError as error:
         return str(error)
     return ""
@@ -183,10 +190,16 @@ def loses_what_it_resumes(version: str) -> bool:
     return parse_version(version)[:2] == _LOSES_WHAT_IT_RESUMES
 
 
+def loses_what_it_restores(version: str) -> bool:
+    return parse_version(version) == _LOSES_WHAT_IT_RESTORES
+
+
 def why_not_good(version: str) -> str | None:
     """What speaks against a version, and the one to take instead; None for a good one."""
     if loses_what_it_resumes(version):
         reason = f"{version} loses guests that its API pauses: they are stopped by signals instead"
+        if loses_what_it_restores(version):
+            reason += "; it loses clones too, so each machine boots"
         return f"{reason}; {_GOOD} is good"
     return None if version in _DRIVEN else f"this provider was never driven on {version}; {_GOOD} is good"
 

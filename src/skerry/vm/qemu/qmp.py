@@ -102,7 +102,7 @@ class Qmp:
             raise ProviderError(f"QEMU does not answer {what} within {self._timeout_s:g} s") from None
         except OSError as error:
             raise QmpGone(f"QEMU cannot be asked {what}: {error}") from error
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ProviderError(f"QEMU does not speak its own protocol: {error}") from error
 
     async def greet(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from skerry.errors import Conflict
+from skerry.host import sparse
 from skerry.vm.folder import take_file, write_note
 
 STATE = "state"
@@ -45,7 +46,9 @@ def write(folder: Path, *, state: bytes, memory: Path, mode: int, about: About, 
     folder.chmod(0o700)  # clones get descriptors; nobody else comes near the memory, whatever its mode
     (folder / STATE).write_bytes(state)
     kept = folder / MEMORY
-    take_file(memory, kept, mode, f"{memory} is not the memory of a machine")
+    take_file(memory, kept, 0o600, f"{memory} is not the memory of a machine")
+    sparse.punch(kept)  # pages that were used once and given back
+    kept.chmod(mode)
     _sync(kept)
     status = kept.stat()
     note = SnapshotNote(

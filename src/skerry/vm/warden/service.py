@@ -52,15 +52,22 @@ class Console(io.TextIOBase):
 
     def _keep(self, data: bytes) -> None:
         if self._size + len(data) > self._limit:
-            os.close(self._fd)
-            os.replace(self._path, f"{self._path}.1")
-            self._fd = self._open()
-            self._size = 0
+            self._begin_anew()
         try:
             os.write(self._fd, data)
             self._size += len(data)
         except OSError:
             pass  # the disk is full: a machine goes on without a console
+
+    def _begin_anew(self) -> None:
+        full = self._fd
+        try:
+            os.replace(self._path, f"{self._path}.1")
+            self._fd = self._open()
+            os.close(full)
+        except OSError:  # no other file can be made: it goes on in this one, as its machine would end with it
+            os.ftruncate(full, 0)
+        self._size = 0
 
 
 class Service:
