@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHANNEL = "v.sock"
 _BACKLOG = 128
 _HIGH_FD = 64
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 1, 36, 38, 41
 _CLONE_NEWIPC, _CLONE_NEWNET = 0x08000000, 0x40000000
 _CANNOT_RUN = 127
 _EXIT_FD, _READY_FD = 3, 4
@@ -49,6 +49,8 @@ def _serve(task: dict[str, Any], outside: OutsideNetwork | None) -> None:
     users.lower_priority()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold the guest's memory
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if task["small_pages"]:
+        _call("prctl", _PR_SET_THP_DISABLE, 1, 0, 0, 0)
     if posix.geteuid() == 0:
         _call("unshare", _CLONE_NEWNET | _CLONE_NEWIPC)
     if outside is not None:
