@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import limit
 from cases import CASES, Settings
-from figure import Figure, table
+
+from skerry.measure.figures import Figure, table
 
 _BUSY = 0.5
 

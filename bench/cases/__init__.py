@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from figure import Figure
+from skerry.measure.figures import Figure
 
 from .box_memory import box_memory
 from .burst import burst

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from figure import Figure, p50
-
 from skerry import providers
+from skerry.measure.figures import Figure, p50
+from skerry.measure.memory import private_memory, processes_of
 from skerry.model.spec import Spec
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings
-from .witness import private_memory, processes_of, warm_up
+from .witness import warm_up
 
 
 async def box_memory(settings: Settings) -> list[Figure]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from figure import Figure, ms, p50
-
 from skerry import providers
+from skerry.measure.figures import Figure, ms, p50
 from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.sandbox.sandbox import AsyncSandbox

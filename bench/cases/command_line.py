@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from figure import Figure, ms, p50
+from skerry.measure.figures import Figure, ms, p50
 
 from .settings import Settings
 

@@ -6,10 +6,10 @@ import time
 from typing import NamedTuple
 
 import limit
-from figure import Figure, ms, p50, ratio
-from limit import Spawner
 
 from skerry import providers
+from skerry.measure.figures import Figure, ms, p50, ratio
+from skerry.measure.limits import Spawner
 from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.sandbox.sandbox import AsyncSandbox

@@ -14,11 +14,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-from figure import Figure, not_run, quicker, ratio
 from raw_engine import NotStartable, client_environment
 
 from skerry.config import load
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, not_run, quicker, ratio
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .engine_work import WARM_UP, Bench, Sides, bench, creates, execs, timed

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 
-from figure import Figure, ms, not_run, p50
 from install_peers import ENVIRONMENTS, PACKAGES, python_of
 from peer_client import DATA, NAME
 from raw_engine import NotStartable, RawEngine, client_environment
 
+from skerry.measure.figures import Figure, ms, not_run, p50
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .engine_work import Bench, bench

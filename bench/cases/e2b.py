@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from figure import Figure, ms, not_run, p50, ratio
 from install_peers import python_of
+
+from skerry.measure.figures import Figure, ms, not_run, p50, ratio
 
 from .server import bearer, execute, free_port, made, remove, seconds_of, served
 from .settings import Settings

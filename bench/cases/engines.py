@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 
-from figure import Figure, not_run, quicker, ratio
 from raw_engine import NotStartable
+
+from skerry.measure.figures import Figure, not_run, quicker, ratio
 
 from .engine_work import bench, creates, execs
 from .settings import Settings

@@ -7,8 +7,8 @@ import subprocess
 import time
 
 import limit
-from figure import Figure, p50, ratio
 
+from skerry.measure.figures import Figure, p50, ratio
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings

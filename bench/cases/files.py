@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from figure import Figure, p50, ratio
-
+from skerry.measure.figures import Figure, p50, ratio
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings

@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 import limit
 import msgspec
-from figure import Figure, ms, p50, ratio
 
 from skerry.config import Config, load
 from skerry.fleet.broadcast import MemberOutcome
 from skerry.fleet.fleet import AsyncFleet
 from skerry.fleet.model import FleetSpec, Phase
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, ms, p50, ratio
 from skerry.model.spec import Spec
 from skerry.sandbox.sandbox import AsyncSandbox
 

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import msgspec
-from figure import Figure, ms, not_run, p50, ratio
 
 from skerry.config import Config, load
 from skerry.fleet.fleet import AsyncFleet
 from skerry.fleet.model import FleetSpec, Phase
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, ms, not_run, p50, ratio
 from skerry.model.spec import Spec
 from tests.engines.daemons import NotStartable
 from tests.engines.incusd import IMAGE, Incusd, running_incus

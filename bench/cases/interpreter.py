@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from figure import Figure, ms, p50, ratio
-
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, ms, p50, ratio
 from skerry.pool.pool import AsyncSandboxPool
 from skerry.sandbox.interpreter import AsyncInterpreter
 

@@ -6,8 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from figure import Figure, not_run, ratio
-
+from skerry.measure.figures import Figure, not_run, ratio
 from skerry.net.http import HttpClient
 from skerry.providers.vmdocker import VmDocker
 from skerry.vm import launch

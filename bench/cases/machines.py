@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from figure import Figure, ms, not_run, p50, ratio
 from raw_machine import RawMachine
 
 from skerry import providers
 from skerry.errors import ProviderUnavailable
+from skerry.measure.figures import Figure, ms, not_run, p50, ratio
+from skerry.measure.memory import processes_of, proportional_memory
 from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.providers.machine import MachineConfig
@@ -137,7 +138,7 @@ async def _crowds(provider: Provider, rounds: int) -> tuple[list[float], list[fl
                 tasks = [group.create_task(stack.enter_async_context(_box(provider))) for _ in range(_AT_ONCE)]
             boxes = [task.result() for task in tasks]
             crowd += [took for _, took in boxes]
-            each_mb += [sum(map(_proportional, _processes(sandbox.id))) / 1e6 for sandbox, _ in boxes]
+            each_mb += [sum(map(proportional_memory, processes_of(sandbox.id))) / 1e6 for sandbox, _ in boxes]
     what, measured = f"memory of a clone, with {_AT_ONCE}", f"{p50(each_mb):.1f} MB"
     memory = Figure(case="vm", what=what, measured=measured, value=p50(each_mb), unit=" MB", at_most=65)
     return alone, crowd, memory
@@ -232,28 +233,3 @@ async def _timed_create(provider: Provider, snapshot: str | None) -> tuple[Async
         await sandbox.destroy(volumes=True)
         raise
     return sandbox, time.perf_counter() - start
-
-
-def _processes(id: str) -> set[int]:
-    """The warden, which bears the id, and the hypervisor below it."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    wardens = {pid for pid in pids if id.encode() in _read(pid, "cmdline")}
-    return wardens | {pid for pid in pids if _parent(pid) in wardens}
-
-
-def _parent(pid: int) -> int:
-    fields = _read(pid, "stat").rpartition(b") ")[2].split()
-    return int(fields[1]) if fields else 0
-
-
-def _proportional(pid: int) -> int:
-    """Bytes, with its share of what it has in common with others."""
-    lines = _read(pid, "smaps_rollup").decode().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""

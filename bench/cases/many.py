@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import limit
-from figure import Figure, ms, p50
 
 from skerry import providers
 from skerry.agent.guest import users
+from skerry.measure.figures import Figure, ms, p50
 from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.sandbox.sandbox import AsyncSandbox

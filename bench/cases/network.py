@@ -12,16 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
-from figure import Figure, p50, ratio
 
 from skerry import config
 from skerry.host import background
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, p50, ratio
+from skerry.measure.memory import private_memory, processes_of
 from skerry.sandbox.sandbox import AsyncSandbox
 from tests.gate.world import World, running_world
 
 from .settings import Settings
-from .witness import private_memory, processes_of
 
 _SIZE = 100_000_000
 _AT_ONCE = 500

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from figure import Figure, ratio
 from opened_gate import BODY, BOX, NAME
 
 from skerry.gate.ca import certificate
 from skerry.gate.secrets import placeholder, seed_of
+from skerry.measure.figures import Figure, ratio
 
 from .settings import Settings
 

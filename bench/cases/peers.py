@@ -7,8 +7,7 @@ import importlib.util
 import time
 from collections.abc import Awaitable, Callable
 
-from figure import Figure, ms, p50
-
+from skerry.measure.figures import Figure, ms, p50
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import msgspec
-from figure import Figure, ms, p50
 
 from skerry.config import Config, load
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, ms, p50
 from skerry.model.spec import Spec
 from skerry.pool.pool import AsyncSandboxPool
 from skerry.sandbox.sandbox import AsyncSandbox

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import httpx
 import msgspec
-from figure import Figure, ms, p50, ratio
 
 from skerry import config
 from skerry.config import ServerSettings
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.measure.figures import Figure, ms, p50, ratio
 from skerry.model.records import Owner
 from skerry.model.spec import Spec, new_id
 from skerry.model.states import State

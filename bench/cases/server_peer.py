@@ -18,9 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from figure import Figure, not_run, quicker
 from install_peers import python_of
 from raw_engine import NotStartable, RawEngine, client_environment, started
+
+from skerry.measure.figures import Figure, not_run, quicker
 
 from .server import bearer, free_port, running, served
 from .settings import Settings

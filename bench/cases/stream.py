@@ -8,8 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from figure import Figure, p50
-
+from skerry.measure.figures import Figure, p50
 from skerry.sandbox.sandbox import AsyncSandbox
 
 from .settings import Settings

@@ -72,6 +72,18 @@ def test_the_user_has_no_privilege_and_a_root_without_the_first_process(machine:
         assert run(user, "echo mine >~/file && cat ~/file")[1] == "mine\n"
 
 
+def test_what_the_first_command_needs_is_loaded_before_there_is_a_user(portable: Portable) -> None:
+    agent = portable.folder.parent / "agent"
+    with FirstProcess(portable) as machine, machine.wire(51) as control:
+        assert "result" in control.call(1, "prepare", **preparation())
+        hidden = agent.rename(agent.with_name("hidden"))
+        try:
+            with machine.wire(52) as user:
+                assert run(user, "echo ready") == (0, "ready\n")
+        finally:
+            hidden.rename(agent)
+
+
 def test_a_machine_is_named_anew_by_each_reseed(machine: FirstProcess) -> None:
     control, user = prepare(machine)
     with control, user:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from storm.outside import group_of
 
@@ -67,6 +68,16 @@ def test_it_is_noted_before_it_runs_and_who_runs_it_after(folder: VmFolder) -> N
     assert folder.read() == vm
     assert folder.is_running()
     assert os.getsid(process(vm.warden).pid) != os.getsid(0)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has one size of pages"
+)
+@pytest.mark.parametrize("small", [False, True])
+def test_its_memory_comes_in_small_pages_alone_if_that_is_said(folder: VmFolder, small: bool) -> None:
+    vm = launch.start(folder, msgspec.structs.replace(SLEEP, small_pages=small), None)
+    status = Path(f"/proc/{process(vm.vmm).pid}/status").read_text()
+    assert f"THP_enabled:\t{int(not small)}" in status.splitlines()
 
 
 def test_a_machine_is_killed_first_when_the_host_runs_out_of_memory(folder: VmFolder) -> None:

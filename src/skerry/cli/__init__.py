@@ -60,6 +60,7 @@ COMMANDS = {
     "mcp": ("mcp", "Serve MCP on stdin and stdout, for an agent that uses sandboxes as tools."),
     "doctor": ("doctor", "Tell what works on this machine, and how to get the rest."),
     "check": ("doctor", "Run the conformance suite against a provider on this machine."),
+    "bench": ("bench", "Measure sandboxes on this machine, beside the least that it needs for the same."),
     "config": ("about", "Show every setting and where it came from."),
     "version": ("about", "Show the version."),
     "completion": ("about", "Print the completion script for a shell."),

@@ -17,6 +17,9 @@ class QemuConfig(MachineConfig, frozen=True):
     channel: Literal["port", "vsock"] = "port"
     """How the host speaks with a guest: through a port of the machine, or the kernel's vsock, which needs its module
     vhost_vsock."""
+    merge_memory: bool = False
+    """Let the host's kernel keep one copy of equal pages of all machines, where it looks for them (KSM): a guest can
+    tell by the time of a write whether another one has a page like its own."""
 
 
 class Qemu(MachineProvider):
@@ -27,7 +30,9 @@ class Qemu(MachineProvider):
     def hypervisor(self, cache: Path) -> Hypervisor:
         from skerry.vm.qemu.hypervisor import QemuHypervisor
 
-        return QemuHypervisor(cache, self._sources.kernel, self._config.channel)
+        return QemuHypervisor(
+            cache, self._sources.kernel, self._config.channel, merges_memory=self._config.merge_memory
+        )
 
     @property
     def flavour(self) -> str:

@@ -74,6 +74,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cid: int | None = None
     """Its number in the kernel's vsock, if the warden serves the channel's socket through that."""
     jail: JailedProcess | None = None
+    small_pages: bool = False
+    """Whether its memory comes in pages of the smallest size alone, so that it takes no more than it uses."""
     timeout_s: float = 10
 
 
@@ -224,6 +226,7 @@ def _task(launch: Launch, vm: Vm) -> dict[str, object]:
         "listen": {name: LISTEN_FD + index for index, name in enumerate(launch.listen)},
         "publish": launch.publish,
         "network": _network_command() if launch.network else None,
+        "small_pages": launch.small_pages,
         "files": [_FILE_FD, _FILE_FD + len(launch.files)],
         "console_bytes": _CONSOLE_BYTES,
     }

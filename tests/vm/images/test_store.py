@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -213,6 +214,15 @@ async def test_an_empty_disk_takes_no_room(cache: Path) -> None:
     assert path.stat().st_mode & 0o222 == 0
     with pytest.raises(InvalidSpec):
         await disks.blank_disk(cache, 100)
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_nobody_who_mounts_an_empty_disk_has_to_write_its_tables(cache: Path, journal: bool) -> None:
+    path = asyncio.run(disks.blank_disk(cache, 1 << 30, journal=journal))
+    told = subprocess.run(["/sbin/dumpe2fs", path], capture_output=True, text=True, check=True).stdout
+    groups = [line for line in told.splitlines() if re.match(r"Group \d+:", line)]
+    assert len(groups) == 8
+    assert all("ITABLE_ZEROED" in group for group in groups), groups
 
 
 async def test_work_in_a_thread_is_waited_for_when_it_is_cancelled() -> None:

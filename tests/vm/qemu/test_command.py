@@ -123,6 +123,8 @@ def test_software_emulates_the_best_processor_it_knows() -> None:
     what = command(MACHINE, SOFTWARE, LAYERS)
     assert options(what, "-accel") == ["tcg,thread=single,tb-size=64"]
     assert options(what, "-cpu") == ["max"]
+    assert what.small_pages
+    assert not command(MACHINE, SOFTWARE._replace(accelerator="kvm"), LAYERS).small_pages
 
 
 def test_the_guest_is_told_of_its_channel_and_of_what_the_caller_adds() -> None:
@@ -138,6 +140,13 @@ def test_memory_is_a_file_only_if_it_is_to_be_saved(saveable: bool, memory: str)
     what = command(machine, SOFTWARE, {})
     assert options(what, "-object")[0].startswith(f"{memory},id=ram,size=300M")
     assert ("share=on" in options(what, "-object")[0]) == saveable
+
+
+@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize("saved", [None, Path("/saved/memory")])
+def test_equal_pages_of_machines_are_merged_only_if_the_host_says_so(saved: Path | None, merges: bool) -> None:
+    what = command(MACHINE, SOFTWARE._replace(merges_memory=merges), LAYERS, saved)
+    assert f"merge={'on' if merges else 'off'}" in options(what, "-object")[0].split(",")
 
 
 @pytest.mark.parametrize("read_only", [False, True])

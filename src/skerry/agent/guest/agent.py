@@ -30,6 +30,7 @@ _REOPEN_S = 0.05
 _FIRST_STREAM_S = 30
 HOST_CID = 2
 _WARM_UP_S = 0.005
+_FIRST_CALLS = ("exec", "read_file")
 _MAX_GRACE_S = 3600
 _LOOK_S = 0.01
 _GO_ON_S = 60
@@ -233,11 +234,11 @@ class Agent:
         if self._has_rules and "network" not in _HANDLERS:  # it is asked for next, by the gate
             call.channel.when_sent(lambda: self._warm_up("network"))
         if self._processes is None:
-            self.loop.later(_WARM_UP_S, lambda: self._warm_up("exec", "read_file"))
+            self.loop.later(_WARM_UP_S, self._warm_up)
 
     def _warm_up(self, *methods: str) -> None:
-        """Import the modules of the first real calls, while the host reads its first answer."""
-        for method in methods:
+        """Import the modules of these calls, or of the first real ones, while the host reads its first answer."""
+        for method in methods or _FIRST_CALLS:
             _load(method)
 
     def ping(self, call: Call) -> None:

@@ -41,6 +41,8 @@ class HostFacts(NamedTuple):
     """Guest's number in the kernel's vsock, if that is its channel."""
     token_digest: str | None = None
     """Digest of the token that the guest demands, as every user of the host can reach it by its number."""
+    merges_memory: bool = False
+    """Whether the host's kernel may keep one copy of pages that several machines have."""
 
 
 def _bus(machine: Machine) -> str:
@@ -107,6 +109,7 @@ def command(
         device_groups=host.device_groups,
         cid=host.cid,
         network=machine.network == "user",
+        small_pages=host.accelerator == "tcg",  # translated code would fill large ones in part
     )
 
 
@@ -130,7 +133,7 @@ def _file(path: Path, files: list[Path]) -> str:
 
 
 def _memory(machine: Machine, host: HostFacts, files: list[Path], saved: Path | None) -> str:
-    size = f"id=ram,size={machine.memory_mib}M"
+    size = f"id=ram,size={machine.memory_mib}M,merge={'on' if host.merges_memory else 'off'}"  # QEMU's default is on
     if saved is not None:
         # each clone's changes are its own; an older QEMU opens the file for writing though it never writes
         read_only = ",readonly=on,rom=off" if host.opens_memory_read_only else ""

@@ -63,7 +63,12 @@ class QemuHypervisor(Hypervisor):
     name: ClassVar[str] = "qemu"
 
     def __init__(
-        self, cache: Path, kernel: Callable[[], Kernel | None] = lambda: None, channel: Channel = "port"
+        self,
+        cache: Path,
+        kernel: Callable[[], Kernel | None] = lambda: None,
+        channel: Channel = "port",
+        *,
+        merges_memory: bool = False,
     ) -> None:
         """`cache` keeps what was found out of this host; `kernel` gives one to find it out with, once there is one.
         The channel `vsock` is the kernel's own, which needs its module vhost_vsock."""
@@ -71,6 +76,7 @@ class QemuHypervisor(Hypervisor):
         self._has_vsock = channel == "vsock"
         self._demands_token = self._has_vsock  # which every user of the host can connect to
         self._any_kernel = kernel
+        self._merges_memory = merges_memory
         self._version: str | None = None
 
     async def probe(self) -> Capabilities:
@@ -220,6 +226,7 @@ class QemuHypervisor(Hypervisor):
             opens_memory_read_only=numbers(await self._find_version()) >= _READ_ONLY_MEMORY,
             device_groups=tuple(group for device in devices for group in kvm.access(device) or ()),
             cid=taken,
+            merges_memory=self._merges_memory,
         )
 
     async def _find_accelerator(self, kernel: Kernel) -> Accelerator:

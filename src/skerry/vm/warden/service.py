@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _socket
 import io
-import os
+import posix
 import sys
 import time
 
@@ -29,17 +29,19 @@ class Console(io.TextIOBase):
         self._path = path
         self._limit = limit
         self.is_over = False
-        os.set_blocking(pipe, False)
+        posix.set_blocking(pipe, False)
         self._fd = self._open()
-        self._size = os.fstat(self._fd).st_size
+        self._size = posix.fstat(self._fd).st_size
 
     def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return posix.open(
+            self._path, posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_CLOEXEC, 0o600
+        )
 
     def read_some(self) -> bool:
         """Read a chunk; False if there is nothing now, and `is_over` if there never will be."""
         try:
-            data = os.read(self._pipe, _CHUNK)
+            data = posix.read(self._pipe, _CHUNK)
         except BlockingIOError:
             return False
         self._keep(data)
@@ -54,7 +56,7 @@ class Console(io.TextIOBase):
         if self._size + len(data) > self._limit:
             self._begin_anew()
         try:
-            os.write(self._fd, data)
+            posix.write(self._fd, data)
             self._size += len(data)
         except OSError:
             pass  # the disk is full: a machine goes on without a console
@@ -62,11 +64,11 @@ class Console(io.TextIOBase):
     def _begin_anew(self) -> None:
         full = self._fd
         try:
-            os.replace(self._path, f"{self._path}.1")
+            posix.replace(self._path, f"{self._path}.1")
             self._fd = self._open()
-            os.close(full)
+            posix.close(full)
         except OSError:  # no other file can be made: it goes on in this one, as its machine would end with it
-            os.ftruncate(full, 0)
+            posix.ftruncate(full, 0)
         self._size = 0
 
 
@@ -84,12 +86,12 @@ class Service:
         self._loop = Loop()
         self._console_pipe = console
         self._console = Console(console, _CONSOLE, console_bytes)
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
         for number in (0, 1, 2):
-            os.dup2(null, number)
+            posix.dup2(null, number)
         sys.stderr = self._console
         self._loop.watch(console, READ, self._on_console)
-        self._loop.watch(os.pidfd_open(vmm), READ, self._on_end)
+        self._loop.watch(posix.pidfd_open(vmm), READ, self._on_end)
         if channel is not None:
             listener = _socket.socket(fileno=channel[1])
             HostMux(self._loop, channel[0], listener, _READY, lambda text: self._console.write(f"skerry: {text}\n"))
@@ -107,19 +109,21 @@ class Service:
             self._loop.forget(self._console_pipe)
 
     def _on_end(self, _events: int) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(self._vmm, 0)[1])
+        code = posix.waitstatus_to_exitcode(posix.waitpid(self._vmm, 0)[1])
         while self._console.read_some():
             pass
         end = {"code": code if code >= 0 else None, "signal": -code if code < 0 else None, "at": time.time()}
         _write_file(_ENDED, wire.dumps(end))
-        os._exit(0)
+        posix._exit(0)
 
 
 def _write_file(name: str, text: str) -> None:
     """Write a file whole or not at all; not at all if the disk is full."""
     try:
-        fd = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.write(fd, text.encode())
-        os.rename(f"{name}.new", name)
+        fd = posix.open(
+            f"{name}.new", posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC, 0o600
+        )
+        posix.write(fd, text.encode())
+        posix.rename(f"{name}.new", name)
     except OSError:
         pass

@@ -1,4 +1,5 @@
-"""spawner.c in Python, for hosts without a C compiler: `python spawner.py UID PROGRAM ARG...`."""
+"""`python spawner.py UID PROGRAM ARG...`: starts a program for each byte on stdin, as that user unless it is -1, and
+prints how many nanoseconds it took to its end. What `bench/spawner.c` does, for hosts without a C compiler."""
 
 from __future__ import annotations
 
@@ -21,4 +22,5 @@ def main() -> None:
         print(time.perf_counter_ns() - start, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

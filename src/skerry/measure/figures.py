@@ -1,4 +1,4 @@
-"""One line of the table: what was measured, the limit beside it, and whether the target is met."""
+"""Figures: what was measured, the limit beside it, and whether a target is met."""
 
 from __future__ import annotations
 
