@@ -320,7 +320,7 @@ export interface SandboxView {
   enforced: Record<string, unknown>;
 }
 
-export type State = "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
+export type State = "asleep" | "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
 
 /** Cause of the end of a sandbox; each has one. */
 export type Cause = "agent_lost" | "box_died" | "creation_failed" | "host_restarted" | "idle" | "lifetime" | "out_of_memory" | "owner_died" | "user";
@@ -856,7 +856,7 @@ export interface ProviderView {
 }
 
 /** A verb that not every provider has. Exec, files, terminals and ports are the agent's, so they are not here. */
-export type Capability = "images" | "logs" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
+export type Capability = "images" | "logs" | "memory" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
 
 /** How something is held or found on this host, or why it is not. */
 export interface HowView {
@@ -872,6 +872,26 @@ export interface DoctorView {
   gate: Record<string, unknown>;
   ledger: Record<string, unknown>;
   providers: ProviderView[];
+}
+
+/** What this host has left for boxes, and what it was told to keep. */
+export interface HostRoom {
+  memory_bytes?: number | null;
+  memory_free_bytes?: number | null;
+  cpu_pressure?: number | null;
+  memory_pressure?: number | null;
+  disk_free_bytes?: number | null;
+  inodes_free?: number | null;
+  memory_promised_bytes?: number;
+  memory_promisable_bytes?: number | null;
+  overcommit?: number;
+  min_free_memory?: number;
+  min_free_disk?: number;
+  max_cpu_pressure?: number;
+  max_memory_pressure?: number;
+  wait_s?: number;
+  waiting?: number;
+  short?: string;
 }
 
 /** How to compare. */
@@ -1637,6 +1657,9 @@ export class Skerry extends Connection {
     /** How the host, the gate, the ledger and the providers are, and what to do where one does not work. Scope: admin. */
     doctor: (options: Options = {}): Promise<DoctorView> =>
       this.askJson<DoctorView>("GET", "/v1/doctor", { options }),
+    /** What the host of the server has left for sandboxes, what these were promised, and what has to stay free. Scope: admin. */
+    host: (options: Options = {}): Promise<HostRoom> =>
+      this.askJson<HostRoom>("GET", "/v1/host", { options }),
     /** Compare the registry with every provider, repair the difference, and tell the verdict for each sandbox. Scope: admin. */
     reconcile: (body: Reconcile = {}, options: Options = {}): Promise<Page<Verdict>> =>
       this.askJson<Page<Verdict>>("POST", "/v1/reconcile", { body, options }),
