@@ -464,6 +464,9 @@ export class Skerry extends Connection {
     /** How the host, the gate, the ledger and the providers are, and what to do where one does not work. Scope: admin. */
     doctor: (options = {}) =>
       this.askJson("GET", "/v1/doctor", { options }),
+    /** What the host of the server has left for sandboxes, what these were promised, and what has to stay free. Scope: admin. */
+    host: (options = {}) =>
+      this.askJson("GET", "/v1/host", { options }),
     /** Compare the registry with every provider, repair the difference, and tell the verdict for each sandbox. Scope: admin. */
     reconcile: (body = {}, options = {}) =>
       this.askJson("POST", "/v1/reconcile", { body, options }),

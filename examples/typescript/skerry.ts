@@ -879,6 +879,26 @@ export interface DoctorView {
   providers: ProviderView[];
 }
 
+/** What this host has left for boxes, and what it was told to keep. */
+export interface HostRoom {
+  memory_bytes?: number | null;
+  memory_free_bytes?: number | null;
+  cpu_pressure?: number | null;
+  memory_pressure?: number | null;
+  disk_free_bytes?: number | null;
+  inodes_free?: number | null;
+  memory_promised_bytes?: number;
+  memory_promisable_bytes?: number | null;
+  overcommit?: number;
+  min_free_memory?: number;
+  min_free_disk?: number;
+  max_cpu_pressure?: number;
+  max_memory_pressure?: number;
+  wait_s?: number;
+  waiting?: number;
+  short?: string;
+}
+
 /** How to compare. */
 export interface Reconcile {
   dry_run?: boolean;
@@ -1692,6 +1712,9 @@ export class Skerry extends Connection {
     /** How the host, the gate, the ledger and the providers are, and what to do where one does not work. Scope: admin. */
     doctor: (options: Options = {}): Promise<DoctorView> =>
       this.askJson<DoctorView>("GET", "/v1/doctor", { options }),
+    /** What the host of the server has left for sandboxes, what these were promised, and what has to stay free. Scope: admin. */
+    host: (options: Options = {}): Promise<HostRoom> =>
+      this.askJson<HostRoom>("GET", "/v1/host", { options }),
     /** Compare the registry with every provider, repair the difference, and tell the verdict for each sandbox. Scope: admin. */
     reconcile: (body: Reconcile = {}, options: Options = {}): Promise<Page<Verdict>> =>
       this.askJson<Page<Verdict>>("POST", "/v1/reconcile", { body, options }),

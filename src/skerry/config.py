@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_origin
 import msgspec
 
 from skerry.errors import ConfigError, InvalidSpec
+from skerry.model.settings import AdmissionSettings as AdmissionSettings
 from skerry.model.settings import LedgerSettings as LedgerSettings
 from skerry.model.settings import NetworkConfig as NetworkConfig
 from skerry.model.settings import ServerSettings as ServerSettings
@@ -59,6 +60,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the host's memory that have to stay free when a box is made on it; 0 is no look."""
     log: str = "off"
     """What the command line logs to stderr: a level, or `LOGGER=LEVEL`; `off` is a value."""
+    admission: AdmissionSettings = AdmissionSettings()
     ledger: LedgerSettings = LedgerSettings()
     server: ServerSettings = ServerSettings()
     providers: dict[str, dict[str, Any]]
@@ -129,10 +131,13 @@ _DURATIONS = ("lifetime", "idle", "timeout")
 _NETWORK = ("hosts", "sets")
 _CA = "network.ca"
 _TEMPLATES = "e2b.templates"
-_SECTIONS: Mapping[str, type[msgspec.Struct]] = {"ledger": LedgerSettings, "server": ServerSettings}
+_SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+    "admission": AdmissionSettings, "ledger": LedgerSettings, "server": ServerSettings,
+}  # fmt: skip
 _FIELDS = {f"{name}.{each.name}": each for name, kind in _SECTIONS.items() for each in msgspec.structs.fields(kind)}
-_SIZES = ("ledger.max_bytes", "server.max_body")
+_SIZES = ("admission.min_free_disk", "ledger.max_bytes", "server.max_body")
 _LEAST = {
+    **{f"admission.{name}": 0 for name in AdmissionSettings.__struct_fields__},
     "ledger.max_bytes": 1, "ledger.keep": 0, "server.max_body": 1024, "server.rate": 1, "server.max_calls": 1,
     "server.max_connections": 1, "server.drain_s": 0,
 }  # fmt: skip
@@ -277,7 +282,7 @@ def _flat(data: Mapping[str, Any], path: str) -> dict[str, Any]:
                 known = ", ".join(_SECTIONS[key].__struct_fields__)
                 raise ConfigError(f"{path}: unknown key {unknown[0]!r} in [{key}]; there are {known}")
         elif key != "providers":
-            known = f"{', '.join(_KEYS)}, [ledger], [network], [server], [e2b] and [providers.NAME]"
+            known = f"{', '.join(_KEYS)}, [admission], [ledger], [network], [server], [e2b] and [providers.NAME]"
             raise ConfigError(f"{path}: unknown key {key!r}; there are {known}")
         elif not isinstance(value, dict) or not all(isinstance(settings, dict) for settings in value.values()):
             raise ConfigError(f"{path}: 'providers' must hold one table for each provider: [providers.NAME]")
@@ -388,8 +393,9 @@ def _checked_field(key: str, value: Any, origin: str) -> Any:
     except (msgspec.ValidationError, InvalidSpec, re.error) as error:
         raise ConfigError(f"{origin}: {key} is {value!r}: {error}") from None
     least = _LEAST.get(key)
-    if least is not None and value < least:
-        raise ConfigError(f"{origin}: {key} is {value!r}; it must be a whole number, at least {least}")
+    if least is not None and not least <= value < float("inf"):
+        kind = "number" if type is float else "whole number"
+        raise ConfigError(f"{origin}: {key} is {value!r}; it must be a {kind}, at least {least}")
     return value
 
 

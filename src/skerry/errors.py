@@ -14,7 +14,7 @@ SkerryError
 │  └─ PortTaken              a port of this host is taken: choose another, or let one be chosen
 ├─ LimitReached              no room: retry later, or raise the limit
 │  ├─ TooLarge               a file or folder is larger than may come out: say how much may
-│  ├─ HostFull               the host has no memory left for another box: retry later
+│  ├─ HostFull               the host has no room for another box: retry later
 │  └─ BoxFull                the box has no room for another process, file or call: end some
 ├─ AccessDenied              a server was given no token, or one that is not good: give another
 ├─ NotPermitted              the token is good, and not for this: have its scopes widened

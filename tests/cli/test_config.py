@@ -43,6 +43,7 @@ def test_every_value_knows_its_origin(own_settings: Path, monkeypatch: pytest.Mo
             (f"ledger.{name}" for name in ("enabled", "max_bytes", "keep", "when_full", "commands", "redact")),
             "default",
         ),
+        **dict.fromkeys((f"admission.{name}" for name in config.AdmissionSettings.__struct_fields__), "default"),
         **dict.fromkeys((f"server.{name}" for name in config.ServerSettings.__struct_fields__), "default"),
         "providers.mock.speed": str(own_settings),
     }

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -181,7 +182,8 @@ def test_kill_ends_a_process_or_all(skerry: Run) -> None:
 
 
 def test_stats_are_a_table_or_a_line_for_each(skerry: Run, box: str) -> None:
-    header, row = skerry("stats", "--no-stream").stdout.decode().splitlines()
+    header, row, host = skerry("stats", "--no-stream").stdout.decode().splitlines()
+    assert re.match(r"host  \S+ of \S+ memory free, 1G promised of any amount; .* of disk free$", host)
     assert header.split() == ["ID", "NAME", "CPU", "MEMORY", "DISK", "PROCESSES", "UPTIME"]
     assert row.split()[:2] == [box[:12], "box"]
     done = skerry("stats", "--no-stream", "--json", "box", "nonsense")

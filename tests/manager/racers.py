@@ -9,16 +9,24 @@ import random
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skerry.errors import LimitReached
+from skerry.config import AdmissionSettings
+from skerry.errors import HostFull, LimitReached
+from skerry.host import room
 from skerry.manager.manager import AsyncSandboxManager
 
 from .world import Folders, config_of
 
 LIMIT = 7
 BOOTS = 3
+SHARE = 64 << 20
+SHARES = 9
+"""Boxes of so much memory are promised as much as there may be."""
+_ENOUGH = (SHARES * SHARE + SHARE // 2) / (room.look("/").memory_bytes or 1)
+_BOUND = AdmissionSettings(overcommit=_ENOUGH, wait_s=0.0)
 
 
 async def pass_the_limit(manager: AsyncSandboxManager) -> Any:
@@ -33,6 +41,22 @@ async def pass_the_limit(manager: AsyncSandboxManager) -> Any:
         if len(mine) > 1:
             await manager.destroy(mine.pop())
     return {"mine": mine, "refused": refused}
+
+
+async def pass_the_promise(manager: AsyncSandboxManager) -> Any:
+    """Make more at once than the host's memory was told to be enough for."""
+    made: list[str] = []
+
+    async def create() -> None:
+        with suppress(HostFull):
+            made.append((await manager.create(memory=SHARE)).id)
+
+    await asyncio.gather(*(create() for _ in range(4)))
+    return {"made": made, "refused": 4 - len(made)}
+
+
+async def pass_the_real_promise(manager: AsyncSandboxManager) -> Any:
+    return await pass_the_promise(manager)
 
 
 async def ask_by_one_key(manager: AsyncSandboxManager) -> Any:
@@ -66,6 +90,8 @@ SCENARIOS: dict[str, tuple[Callable[[AsyncSandboxManager], Awaitable[Any]], dict
     each.__name__: (each, settings)
     for each, settings in (
         (pass_the_limit, {"max_sandboxes": LIMIT}),
+        (pass_the_promise, {"admission": _BOUND}),
+        (pass_the_real_promise, {"provider": "local", "providers": {"local": {"zygote": "off"}}, "admission": _BOUND}),
         (ask_by_one_key, {}),
         (destroy_the_same, {}),
         (boot_at_once, {"max_boots": BOOTS}),
@@ -76,8 +102,9 @@ SCENARIOS: dict[str, tuple[Callable[[AsyncSandboxManager], Awaitable[Any]], dict
 
 async def race(scenario: str, folder: Path) -> Any:
     work, settings = SCENARIOS[scenario]
-    config = config_of(folder, provider="folders", **settings)
+    config = config_of(folder, **{"provider": "folders", **settings})
     boxes = Folders(folder / "boxes", boot_s=0.005)
+    boxes.takes_memory_here = True
     async with AsyncSandboxManager(config, providers={"folders": boxes}) as manager:
         return await work(manager)
 

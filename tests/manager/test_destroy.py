@@ -124,7 +124,7 @@ async def test_a_create_cancelled_at_any_moment_leaves_nothing(manager: AsyncSan
     assert set(await mock.discover()) == kept
 
 
-@pytest.mark.parametrize("call", ["reserve", "boot_slot", "get", "change"])
+@pytest.mark.parametrize("call", ["reserve", "boot_slot", "change"])
 async def test_a_create_cancelled_while_the_registry_is_written_leaves_nothing(
     manager: AsyncSandboxManager, store: Store, mock: Mock, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

@@ -25,8 +25,8 @@ COUNT = 20
 ROOT = Path(__file__).parents[2]
 
 
-def race(scenario: str, folder: Path) -> list[Any]:
-    command = [sys.executable, "-m", "tests.manager.racers", scenario, str(folder), str(COUNT)]
+def race(scenario: str, folder: Path, count: int = COUNT) -> list[Any]:
+    command = [sys.executable, "-m", "tests.manager.racers", scenario, str(folder), str(count)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     answers = json.loads(run.stdout)
     assert [answer["error"] for answer in answers if "error" in answer] == []
@@ -50,6 +50,14 @@ async def test_twenty_processes_do_not_pass_the_limit(tmp_path: Path) -> None:
     assert len({record.id for record in records}) == len(records)
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
     await store.aclose()
+
+
+async def test_twenty_processes_do_not_promise_more_memory_than_there_may_be(tmp_path: Path) -> None:
+    results = race("pass_the_promise", tmp_path)
+    made = {id for result in results for id in result["made"]}
+    assert len(made) == racers.SHARES
+    assert sum(result["refused"] for result in results) == 4 * COUNT - racers.SHARES
+    assert set(os.listdir(tmp_path / "boxes")) == made
 
 
 async def test_one_key_in_twenty_processes_is_one_sandbox(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from few_inodes import use_up_inodes
 
+from skerry.config import AdmissionSettings
 from skerry.errors import CreateFailed, ProviderUnavailable, StoreCorrupt, StoreFull, StoreReadOnly, StoreUnavailable
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.records import Cause, Filter
@@ -137,8 +138,10 @@ async def test_without_a_free_inode_real_boxes_are_listed_and_destroyed_and_none
         pytest.skip(str(error))
     remount(small_disk, "nr_inodes=64")
 
+    config = config_of(small_disk, provider="local", admission=AdmissionSettings(min_free_disk=0))
+
     def opened() -> AsyncSandboxManager:
-        return AsyncSandboxManager(config_of(small_disk, provider="local"), providers={"local": local})
+        return AsyncSandboxManager(config, providers={"local": local})
 
     async with opened() as manager:
         id = (await manager.create()).id

@@ -144,9 +144,9 @@ async def in_agreement(manager: AsyncSandboxManager, provider: Provider) -> None
     assert live == set(await provider.discover())
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
     """Wait for what another task does in its own time, up to a deadline."""
     end = time.monotonic() + _PATIENCE_S
-    while not await condition():
+    while not (found if isinstance(found := condition(), bool) else await found):
         assert time.monotonic() < end
         await asyncio.sleep(0.001)

@@ -6,11 +6,21 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from skerry.errors import ConfigError, Conflict, InvalidSpec, LimitReached, NotFound, StoreUnavailable, WrongState
+from skerry.errors import (
+    ConfigError,
+    Conflict,
+    HostFull,
+    InvalidSpec,
+    LimitReached,
+    NotFound,
+    StoreUnavailable,
+    WrongState,
+)
 from skerry.model.records import Cause, Filter, Owner, Record
 from skerry.model.spec import SandboxId, Spec, new_id
 from skerry.model.states import TRANSITIONS, State
@@ -332,6 +342,25 @@ async def test_prune_forgets_what_ended_and_nothing_else(store: Store) -> None:
     assert await store.last_event() == 3
     await store.change(live, to=State.READY)
     assert [event.seq for event in await store.events(after=3)] == [4]
+
+
+async def test_the_memory_of_a_host_is_promised_so_often_and_free_again_when_a_sandbox_has_ended(store: Store) -> None:
+    async def promise(memory: int, boot_id: str = "boot", key: str | None = None) -> Record:
+        options: dict[str, Any] = {"owner": OWNER, "boot_id": boot_id, "memory": memory, "max_memory": 100, "key": key}
+        return (await store.reserve(new_id(), Spec(), **options))[0]
+
+    first = await promise(60, key="k")
+    with pytest.raises(HostFull, match=r"promised 100B .*admission.overcommit.*60B is promised and 41B was asked for"):
+        await promise(41)
+    await promise(40)
+    await promise(0)
+    await promise(100, "another host's boot")
+    assert (await promise(60, key="k")).id == first.id, "who asks by a key asks for no more"
+    assert [record.memory for record in await store.list()] == [60, 40, 0, 100]
+    await store.change(first, to=State.DESTROYED, cause=Cause.USER)
+    await promise(60)
+    with pytest.raises(HostFull):
+        await promise(1)
 
 
 async def test_boot_slots_are_bounded_and_free_when_booted(store: Store) -> None:

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from skerry.cli.errors import OURS
 from skerry.cli.options import live_records, load_config, provider_names
-from skerry.cli.output import SHORT_ID, echo, json_option, print_json, print_one, printable, say, spinner
+from skerry.cli.output import SHORT_ID, echo, json_option, print_json, print_one, printable, say, spinner, to_data
 from skerry.cli.registry import refuse_server
 from skerry.config import Config, variable
-from skerry.errors import ConfigError
+from skerry.errors import ConfigError, SkerryError
 from skerry.manager import health
+from skerry.manager.admission import HostRoom, describe
 from skerry.units import format_size
 
 if TYPE_CHECKING:
@@ -77,8 +79,9 @@ def doctor(timer: bool, as_json: bool) -> int:
     providers = asyncio.run(_examine_all(config))
     works = any(each["name"] == config.provider and each["available"] for each in providers)
     has_timer = os.path.lexists(_units() / "timers.target.wants" / f"{_UNIT}.timer")
+    room = to_data(describe(config, asyncio.run(_promised(config))))
     found = {
-        "host": {**health.host(config), "timer": has_timer},
+        "host": {**health.host(config), "timer": has_timer, "room": room},
         "gate": asyncio.run(health.gate(config, _records)),
         "ledger": health.ledger(config),
         "providers": providers,
@@ -105,6 +108,19 @@ async def _examine_all(config: Config) -> list[dict[str, Any]]:
 
 async def _records() -> list[Record]:
     return await asyncio.to_thread(live_records)  # which runs a loop of its own
+
+
+async def _promised(config: Config) -> int:
+    """Memory that sandboxes were promised; none if the registry cannot be read, or is not there: to look makes none."""
+    from skerry.store import Store
+
+    if "://" not in config.database and not os.path.exists(config.database):
+        return 0
+    try:
+        async with aclosing(await Store.open(config.database)) as store:
+            return await store.promised_memory()
+    except SkerryError:
+        return 0
 
 
 def _units() -> Path:
@@ -166,6 +182,11 @@ def _print(findings: dict[str, Any]) -> None:
     _line(True, "host", f"{host['kernel']}, Python {host['python']}, cgroup {host['cgroup']}, as {host['user']}")
     fix = "" if host["state_dir_writable"] else "not writable: mkdir -p it, or set SKERRY_STATE_DIR; "
     _line(host["state_dir_writable"], "state", f"{host['state_dir']}: {fix}{format_size(host['disk_free_bytes'])} free")
+    if "room" in host:  # an older server does not tell
+        room = msgspec.convert(host["room"], HostRoom)
+        _line(not room.short, "room", str(room))
+        if room.short:
+            _line(False, "  short", room.short)
     if "timer" in host:  # a server holds lifetimes by itself
         how = "none: lifetimes are held while something of ours runs, or by skerry doctor --timer"
         _line(host["timer"], "timer", "every minute" if host["timer"] else how)

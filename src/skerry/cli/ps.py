@@ -25,10 +25,11 @@ from skerry.cli.output import (
     to_data,
 )
 from skerry.cli.registry import Result, for_each, print_failures, record_data, with_manager
-from skerry.errors import CallTimeout, SkerryError
+from skerry.errors import CallTimeout, NotPermitted, SkerryError
 from skerry.units import format_size
 
 if TYPE_CHECKING:
+    from skerry.manager.admission import HostRoom
     from skerry.manager.manager import AsyncSandboxManager
     from skerry.model.records import Event, Record
     from skerry.model.results import Metrics, ServiceStatus
@@ -216,7 +217,8 @@ def _event_line(event: Event) -> str:
 def stats(sandboxes: tuple[str, ...], no_stream: bool, as_json: bool) -> int:
     """Show what sandboxes use, live.
 
-    Without a SANDBOX, all that are ready. With --json, one line for each sandbox and second.
+    Without a SANDBOX, all that are ready, and what the host has left for more. With --json, one line for each sandbox
+    and second, and one for the host.
     """
     return with_manager(lambda manager: _show_stats(manager, sandboxes, no_stream, as_json))
 
@@ -233,16 +235,29 @@ async def _show_stats(manager: AsyncSandboxManager, sandboxes: Sequence[str], on
     while True:
         every = sandboxes or [record.id for record in await manager.list(Filter(states=frozenset({State.READY})))]
         results = await for_each(every, measure)
+        room = None if sandboxes else await _room(manager)
         if as_json:
             for result in results:
                 print_json_line(_stats_data(result))
+            if room is not None:
+                print_json_line({"host": to_data(room)})
         else:
             if not once:
                 output.clear_screen()
             output.print_table(_STATS, [_stats_row(result) for result in results])
+            if room is not None:
+                output.echo(f"host  {room.short or room}")
         if once or (sandboxes and all(result.error is not None for result in results)):
             return print_failures(results)
         await asyncio.sleep(_STATS_EVERY_S)
+
+
+async def _room(manager: AsyncSandboxManager) -> HostRoom | None:
+    """What the host has left; None for a tenant of a server."""
+    try:
+        return await manager.handles.room()
+    except NotPermitted:
+        return None
 
 
 def _stats_data(result: Result) -> dict[str, Any]:

@@ -197,6 +197,12 @@ def seen(pid: int, limits: GroupLimits, controllers: Iterable[str], proc: Path =
     return found
 
 
+def ours(controller: str, proc: Path = Path("/proc/self")) -> list[Parent]:
+    """The groups of this process for one controller, its own first, as far as they are seen from here. Raises
+    OSError."""
+    return [*_chain(controller, _mounts((proc / "mountinfo").read_text()), _own_groups((proc / "cgroup").read_text()))]
+
+
 def members(groups: Iterable[Path]) -> set[int]:
     """Processes in any of the groups."""
     pids: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import msgspec
 from skerry import aio, trace
 from skerry.agent.client import AgentClient
 from skerry.config import Config
-from skerry.errors import Conflict, HostFull, LedgerError, SkerryError, StoreError, WrongState
+from skerry.errors import Conflict, SkerryError, StoreError, WrongState
 from skerry.ledger import facts
-from skerry.manager import admission, destroy, identity, workspace
+from skerry.manager import destroy, identity, workspace
 from skerry.manager.addresses import Addresses, Reserved
+from skerry.manager.admission import Admission
 from skerry.manager.decide import INSTANCE_LABEL
 from skerry.manager.network import Networks
 from skerry.manager.providers import admit, host_errors, refuse_unenforced
@@ -28,8 +29,6 @@ from skerry.providers.base import CID_LABEL, Enforcement, Isolation, Provider
 from skerry.sandbox import service
 from skerry.store import Changes, Store
 
-_SLOT_WAIT_S = (0.005, 0.1)
-"""First and longest wait between two looks for a free place to boot."""
 _WITHDRAW_S = 2.0
 """How long a registry that has just failed is asked once more."""
 _log = logging.getLogger("skerry.manager")
@@ -41,11 +40,14 @@ Enforced = Mapping[str, Enforcement]
 class Creator:
     """Makes sandboxes, each with a record in the registry."""
 
-    def __init__(self, store: Store, config: Config, addresses: Addresses, networks: Networks) -> None:
+    def __init__(
+        self, store: Store, config: Config, addresses: Addresses, networks: Networks, admission: Admission
+    ) -> None:
         self._store = store
         self.config = config
         self._addresses = addresses
         self.networks = networks
+        self.admission = admission
 
     async def create(
         self,
@@ -64,21 +66,32 @@ class Creator:
             self._addresses.check(spec)
             self.networks.check(spec)
             admitted = await admit(provider, workspace.for_box(spec))
+            until = asyncio.get_running_loop().time() + self.config.admission.wait_s
             with identity.being_made(id):
-                record, is_new = await self._reserve(id, spec, ephemeral, key)
+                reserve = partial(self._reserve, id, spec, provider, ephemeral, key)
+                record, is_new = await self.admission.reserved(reserve, until)
                 if on_known is not None:
                     on_known()
                 if is_new:
-                    record = await self._make(record, spec, provider, admitted, take_files)
+                    try:
+                        record = await self._make(record, spec, provider, admitted, take_files, until)
+                    finally:
+                        self.admission.ended()
             if not is_new and record.state is State.CREATING and not record.remaker and identity.is_abandoned(record):
                 await self._give_up(record, WrongState("it was begun while the registry was out of reach"))
             return record, is_new
 
     async def _make(
-        self, record: Record, spec: Spec, provider: Provider, admitted: Enforced, take_files: TakeFiles | None
+        self,
+        record: Record,
+        spec: Spec,
+        provider: Provider,
+        admitted: Enforced,
+        take_files: TakeFiles | None,
+        until: float,
     ) -> Record:
         """Make the box of a sandbox that has a record, and serve its addresses; or nothing."""
-        async with self._room(record, spec, provider), self._ports(record, spec) as reserved:
+        async with self._room(record, spec, provider, until), self._ports(record, spec) as reserved:
             boxed = self.spec_of_box(record, spec, provider)
             enforced, filled = await self._boot(record, boxed, provider, take_files)
             found: dict[str, Any] = {} if filled is None else {"workspace": filled}
@@ -92,13 +105,13 @@ class Creator:
         return record
 
     @asynccontextmanager
-    async def _room(self, record: Record, spec: Spec, provider: Provider) -> AsyncIterator[None]:
+    async def _room(self, record: Record, spec: Spec, provider: Provider, until: float) -> AsyncIterator[None]:
         """See that the host has room for it, and tell the ledger of it, before there is a box."""
-        with ExitStack() as kept:
+        async with AsyncExitStack() as kept:
             try:
-                kept.enter_context(admission.room_for(spec, provider, self.config.min_free_memory))
+                await kept.enter_async_context(self.admission.room_for(spec, provider, self.config, until))
                 self._store.ledger.append("create", record.id, **facts.of_spec(spec, self._store.ledger.redactor))
-            except (LedgerError, HostFull) as error:
+            except BaseException as error:
                 await aio.run_to_end(self._give_up(record, error))
                 raise
             yield
@@ -116,17 +129,21 @@ class Creator:
                     raise
             yield reserved
 
-    async def reserve(self, id: SandboxId, spec: Spec, **options: Any) -> tuple[Record, bool]:
+    async def reserve(self, id: SandboxId, spec: Spec, provider: Provider, **options: Any) -> tuple[Record, bool]:
         """Take a place in the registry for this process; `options` as for `Store.reserve`."""
+        if provider.takes_memory_here:
+            options |= {"memory": provider.memory_of(spec), "max_memory": self.admission.promisable(self.config)}
         owner, most = identity.this_process(), self.config.max_sandboxes
         return await self._store.reserve(
             id, spec, owner=owner, boot_id=self._store.now().boot, max_sandboxes=most, **options
         )
 
-    async def _reserve(self, id: SandboxId, spec: Spec, ephemeral: bool, key: str | None) -> tuple[Record, bool]:
+    async def _reserve(
+        self, id: SandboxId, spec: Spec, provider: Provider, ephemeral: bool, key: str | None
+    ) -> tuple[Record, bool]:
         """Take a place in the registry. If we are cancelled meanwhile, or the registry fails, it is given back."""
         told = self.networks.env(spec)
-        reserving = asyncio.ensure_future(self.reserve(id, spec, ephemeral=ephemeral, key=key, told=told))
+        reserving = asyncio.ensure_future(self.reserve(id, spec, provider, ephemeral=ephemeral, key=key, told=told))
         try:
             await asyncio.wait([reserving])
             return reserving.result()
@@ -173,10 +190,9 @@ class Creator:
 
     async def wait_for_slot(self, record: Record) -> None:
         """Wait until fewer than `max_boots` sandboxes boot, over all programs."""
-        for wait_s in aio.backoff(*_SLOT_WAIT_S):
-            if await self._store.boot_slot(record.id, max_boots=self.config.max_boots, owner_alive=identity.may_live):
-                return
-            await asyncio.sleep(wait_s)
+        await self.admission.slot(
+            lambda: self._store.boot_slot(record.id, max_boots=self.config.max_boots, owner_alive=identity.may_live)
+        )
 
     async def _publish(
         self, record: Record, provider: Provider, enforced: Enforced, found: Mapping[str, Any]
@@ -191,14 +207,19 @@ class Creator:
         self, record: Record, provider: Provider, enforced: Enforced, found: Mapping[str, Any]
     ) -> Record:
         """Say that the box is made, and what its spec has come to, unless somebody has decided its end meanwhile."""
+
+        def ready(current: Record) -> Changes:
+            spec = msgspec.structs.replace(current.spec, **found) if found else None
+            return {"to": State.READY, "enforced": dict(enforced), "spec": spec}
+
         try:
+            with suppress(Conflict):
+                return await self._store.change(record, **ready(record))
             current = await self._store.get(record.id)
             if current.doomed or not current.is_live:
                 raise WrongState(f"sandbox {record.id} was destroyed while it was made")
-            if current.version != record.version:  # its rules may be others since
-                await self.networks.look(current)
-            spec = msgspec.structs.replace(current.spec, **found) if found else None
-            return await self._store.change(current, to=State.READY, enforced=dict(enforced), spec=spec)
+            await self.networks.look(current)  # its rules may be others since
+            return await self._store.change(current, **ready(current))
         except BaseException as error:
             await provider.destroy(record.id, volumes=record.name is None)
             await self._give_up(record, error)

@@ -16,6 +16,7 @@ from skerry.ledger import facts
 from skerry.ledger.ledger import Ledger
 from skerry.manager import destroy
 from skerry.manager.addresses import Addresses
+from skerry.manager.admission import HostRoom
 from skerry.manager.create import Creator
 from skerry.manager.network import Networks
 from skerry.manager.providers import Providers
@@ -76,6 +77,10 @@ class Handles:
     @property
     def ledger(self) -> Ledger:
         return self._store.ledger
+
+    async def room(self) -> HostRoom:
+        """What the host has left for boxes, and what its sandboxes were promised."""
+        return self._creator.admission.describe(self._creator.config, await self._store.promised_memory())
 
     def of(self, record: Record) -> AsyncSandbox:
         """The handle of a sandbox, in the state that the record tells. That of one that has ended is not kept."""
@@ -172,9 +177,9 @@ class Handles:
 
     async def adopt(self, id: SandboxId, spec: Spec, enforced: Mapping[str, Enforcement] | None = None) -> Record:
         """Take a box that was made elsewhere into the registry. Raises Conflict or LimitReached."""
-        self._providers.get(spec.provider)
+        provider = self._providers.get(spec.provider)
         told: dict[str, Any] = msgspec.to_builtins(dict(enforced or {}))
-        record, _ = await self._creator.reserve(id, spec, state=State.READY, enforced=told)
+        record, _ = await self._creator.reserve(id, spec, provider, state=State.READY, enforced=told)
         self.ledger.note("adopt", id, **facts.of_spec(spec, self.ledger.redactor))
         return record
 
@@ -200,7 +205,10 @@ class Handles:
             record = await destroy.mark_for_destroy(self._store, record, cause, volumes=volumes)
             await self.addresses.end(record)
             await self.networks.forget(record)
-            await destroy.finish(self._store, self._providers.get(record.spec.provider), record)
+            try:
+                await destroy.finish(self._store, self._providers.get(record.spec.provider), record)
+            finally:
+                self._creator.admission.ended()
 
     async def destroy_all(
         self, ids: Iterable[SandboxId], *, volumes: bool = False, grace_s: float | None = None

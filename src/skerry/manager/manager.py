@@ -76,7 +76,7 @@ class AsyncSandboxManager:
         scoped._is_whole = False
         scoped.config = msgspec.structs.replace(self.config, project=project)
         store, shared = self.store.of_project(project, quota), not self._providers.given
-        scoped._parts = Parts(store, scoped.config, self._providers, self._seen, shared=shared)
+        scoped._parts = Parts(store, scoped.config, self._providers, self._seen, shared=shared, like=self._open)
         return scoped
 
     async def __aenter__(self) -> Self:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from skerry.config import Config
 from skerry.ledger.ledger import OFF, Ledger
 from skerry.manager.addresses import Addresses
+from skerry.manager.admission import Admission
 from skerry.manager.create import Creator
 from skerry.manager.handles import Handles
 from skerry.manager.network import Networks
@@ -23,14 +24,23 @@ class Parts:
     """The parts of a manager that need the registry."""
 
     def __init__(
-        self, store: Store, config: Config, providers: Providers, on_seen: Callable[[Record], None], *, shared: bool
+        self,
+        store: Store,
+        config: Config,
+        providers: Providers,
+        on_seen: Callable[[Record], None],
+        *,
+        shared: bool,
+        like: Parts | None = None,
     ) -> None:
-        """`shared`: other programs have the same registry and providers."""
+        """`shared`: other programs have the same registry and providers. Creates wait in one line with those of `like`,
+        parts for another project."""
         if store.instance and store.ledger is OFF:  # a registry in memory belongs to no installation
             store.ledger = Ledger.of(config)
         addresses = Addresses(config, is_shared=shared)
         networks = Networks(store, config, is_shared=shared)
-        creator = Creator(store, config, addresses, networks)
+        self.admission: Admission = Admission() if like is None else like.admission
+        creator = Creator(store, config, addresses, networks, self.admission)
         rebuilder = Rebuilder(store, creator)
         self.store = store
         self.creator = creator

@@ -96,6 +96,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     enforced: dict[str, Any] = {}
     boot_id: str = ""
     """The host's boot in which it was made."""
+    memory: int = 0
+    """The most memory of its host that its box may take; 0 for one on a host that nobody here looks at."""
 
     @property
     def name(self) -> str | None:

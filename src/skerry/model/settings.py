@@ -1,4 +1,4 @@
-"""Settings of the server, the ledger and the rules of sandboxes, each a section of the configuration."""
+"""Settings of admission, the ledger, the server and the rules of sandboxes, each a section of the configuration."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ class NetworkConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Named sets of rules of this installation's own."""
     ca: str | None = None
     """File of certificates that the gate trusts beside those of the host, where it opens TLS for a secret."""
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When this host has room for another box, beside `min_free_memory`."""
+
+    wait_s: float = 5.0
+    """Seconds that a create waits for room before it is refused."""
+    overcommit: float = 0.0
+    """How many times the memory of the host its sandboxes may be promised together; 0 is any amount."""
+    min_free_disk: int = 64 << 20
+    """Bytes that have to be free where the state folder is, and a thousand inodes; 0 is no look."""
+    max_cpu_pressure: float = 0.0
+    """The most percent of the last 10 s in which something waited for a processor; 0 is no look."""
+    max_memory_pressure: float = 20.0
+    """The most percent of the last 10 s in which all stood still for want of memory, while little is free; 0 is no
+    look."""
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -258,6 +258,10 @@ class Provider(ABC):
         """The most bytes that a box of this spec can have written, and that are taken from it; None: no known bound."""
         return spec.disk
 
+    def memory_of(self, spec: Spec) -> int:
+        """The most bytes of its host's memory that a box of this spec can take; 0: no known bound."""
+        return spec.memory or 0
+
     def runs_nothing(self, id: SandboxId) -> bool:
         """Whether it is seen at a glance that nothing but its agent runs in a box, so that nothing is asked to end."""
         return False

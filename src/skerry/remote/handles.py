@@ -13,6 +13,7 @@ from skerry.aio import run_to_end
 from skerry.config import Config
 from skerry.errors import Conflict, InvalidSpec, NotFound, SkerryError, StoreUnavailable, WrongState
 from skerry.ledger.ledger import OFF, Ledger
+from skerry.manager.admission import HostRoom
 from skerry.manager.handles import Handles
 from skerry.model.records import Cause, Record
 from skerry.model.secrets import Secret
@@ -53,6 +54,10 @@ class RemoteHandles(Handles):
         await super().aclose()
         while self._leashes:
             self._leashes.popitem()[1].close()
+
+    async def room(self) -> HostRoom:
+        """The server's, for admins. Raises NotPermitted."""
+        return await self.api.get("/host", HostRoom)
 
     async def record(self, reference: str) -> Record:
         """The record of a sandbox, also when it has ended."""

@@ -18,7 +18,7 @@ from skerry.store.schema import LIVE
 
 RECORD = (
     "id, spec, state, version, created_at, updated_at, owner, ephemeral, doomed, cause, detail, key, cid, "
-    "enforced, boot_id, volumes, remaker, written, ends"
+    "enforced, boot_id, volumes, remaker, written, ends, memory"
 )
 HIDDEN = "***"
 EVENT = "seq, time, sandbox, kind, state, cause, data"

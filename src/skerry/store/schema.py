@@ -107,6 +107,7 @@ MIGRATIONS: list[tuple[str, ...]] = [
         )""",
         "CREATE INDEX documents_project ON documents (kind, project, id)",
     ),
+    ("ALTER TABLE sandboxes ADD COLUMN memory BIGINT NOT NULL DEFAULT 0",),  # what it may take of its host's
 ]
 """Only ever added to; the place of an entry, counted from 1, is the version that it leads to."""
 

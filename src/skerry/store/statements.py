@@ -57,6 +57,12 @@ def count(tx: Transaction, condition: str, *params: Any) -> int:
     return int(tx.rows(f"SELECT count(*) FROM sandboxes WHERE {condition}", *params)[0][0])
 
 
+def promised_memory(tx: Transaction, boot_id: str) -> int:
+    """Memory that the sandboxes of a host in this boot may take together."""
+    sql = f"SELECT COALESCE(SUM(memory), 0) FROM sandboxes WHERE {LIVE} AND boot_id = ?"
+    return int(tx.rows(sql, boot_id)[0][0])
+
+
 def counter(tx: Transaction, name: str) -> int:
     return int(tx.rows("SELECT value FROM counters WHERE name = ?", name)[0][0])
 
@@ -107,7 +113,7 @@ def booting(tx: Transaction) -> set[tuple[str, str]]:
 
 
 def insert(tx: Transaction, record: Record, seq: int, **more: str | None) -> None:
-    made = {"id": record.id, "seq": seq, "key": record.key, "created_at": record.created_at}
+    made = {"id": record.id, "seq": seq, "key": record.key, "created_at": record.created_at, "memory": record.memory}
     columns = rows.to_columns(record) | made | {"cid": record.cid, "booting": 0} | more
     places = ", ".join("?" for _ in columns)
     tx.execute(f"INSERT INTO sandboxes ({', '.join(columns)}) VALUES ({places})", *columns.values())

@@ -13,7 +13,7 @@ import msgspec
 from skerry import clock
 from skerry.aio import backoff
 from skerry.clock import End, Moment
-from skerry.errors import ConfigError, Conflict, InvalidSpec, LimitReached, NotFound, WrongState
+from skerry.errors import ConfigError, Conflict, HostFull, InvalidSpec, LimitReached, NotFound, WrongState
 from skerry.ledger import facts
 from skerry.ledger.ledger import OFF
 from skerry.model.records import Cause, Event, Filter, Owner, Record
@@ -24,6 +24,7 @@ from skerry.store import rows, statements
 from skerry.store.base import Database, Transaction
 from skerry.store.documents import Collection
 from skerry.store.schema import LIVE, prepare
+from skerry.units import format_size
 
 TIMEOUT_S = 10.0  # how long another process, or the database, is waited for
 _FREEING = frozenset({State.DESTROYED, State.LOST})
@@ -115,13 +116,16 @@ class Store:
         ephemeral: bool = False,
         key: str | None = None,
         max_sandboxes: int = 0,
+        memory: int = 0,
+        max_memory: int = 0,
         state: State = State.CREATING,
         enforced: dict[str, Any] | None = None,
         told: Mapping[str, str] | None = None,
     ) -> tuple[Record, bool]:
         """Reserve a place, a name and a CID before any box exists; the record, and whether it is new. `told` are
-        variables that the box has beside those of its spec, for `vouched`. Raises Conflict, LimitReached or
-        InvalidSpec."""
+        variables that the box has beside those of its spec, for `vouched`. `memory` is what it may take of this host's,
+        of which all may have no more than `max_memory` together, if there is one. Raises Conflict, LimitReached,
+        HostFull or InvalidSpec."""
         if key is not None and not (0 < len(key) <= 256 and key.isprintable()):
             raise InvalidSpec("key: an idempotency key is 1 to 256 printable characters", field="key")
         if self.project not in (None, spec.project):
@@ -129,14 +133,20 @@ class Store:
         asked = rows.fingerprint(spec, self.instance)
 
         def work(tx: Transaction) -> tuple[Record, bool]:
-            if key is not None and (held := statements.held_by_key(tx, spec.project, key, asked)):
-                return held, False
+            if key is not None and (known := statements.held_by_key(tx, spec.project, key, asked)):
+                return known, False
             if tx.rows("SELECT 1 FROM sandboxes WHERE id = ?", id):
                 raise Conflict(f"the id {id} is taken by another sandbox")
             statements.refuse_taken_name(tx, spec, id)
             if max_sandboxes and (count := statements.count(tx, LIVE)) >= max_sandboxes:
                 advice = "destroy some, retry later, or raise the limit"
                 raise LimitReached(f"max_sandboxes is {max_sandboxes} and {count} exist: {advice}")
+            if max_memory and memory and (held := statements.promised_memory(tx, boot_id)) + memory > max_memory:
+                raise HostFull(
+                    f"sandboxes of this host may be promised {format_size(max_memory)} of memory together "
+                    f"(admission.overcommit), {format_size(held)} is promised and {format_size(memory)} was asked for: "
+                    "destroy some, ask for less, raise the setting, or retry later"
+                )
             if self.quota != NO_QUOTA:
                 self.quota.admit(
                     spec, [each.spec for each in statements.select(tx, f"project = ? AND {LIVE}", spec.project)]
@@ -154,6 +164,7 @@ class Store:
                 key=key,
                 cid=statements.cid(self.instance, seq) if self.instance else None,
                 boot_id=boot_id,
+                memory=memory,
                 enforced=enforced or {},
                 written=moment,
                 end=End(moment, spec.lifetime_s) if spec.lifetime_s else None,
@@ -164,6 +175,11 @@ class Store:
             return record, True
 
         return await self._database.transact(work)
+
+    async def promised_memory(self) -> int:
+        """The most memory that the sandboxes of this host can take together, of whatever project."""
+        boot = self.now().boot
+        return await self._database.transact(lambda tx: statements.promised_memory(tx, boot), write=False)
 
     async def get(self, id: SandboxId) -> Record:
         return await self._database.transact(lambda tx: statements.get(tx, id, self.project), write=False)
@@ -287,25 +303,24 @@ class Store:
     async def boot_slot(self, id: SandboxId, *, max_boots: int, owner_alive: Callable[[Owner], bool]) -> bool:
         """Mark a creating sandbox as booting, if fewer than `max_boots` (0: no limit) others of living owners are. It
         loses the mark with the state. Raises NotFound or WrongState."""
-        booting = await self._database.transact(statements.booting, write=False)
-        dead = {other for other in booting if not owner_alive(rows.owner_of(other[1]))}
 
-        def has_room(booting: set[tuple[str, str]]) -> bool:
-            return max_boots == 0 or sum(other[0] != id for other in booting - dead) < max_boots
+        def work(dead: Iterable[tuple[str, str]]) -> Callable[[Transaction], set[tuple[str, str]] | None]:
+            def take(tx: Transaction) -> set[tuple[str, str]] | None:
+                record = statements.get(tx, id)
+                if record.state is not State.CREATING:
+                    raise WrongState(f"sandbox {id} is {record.state}: only one that is creating can boot")
+                others = {other for other in statements.booting(tx) if other[0] != id}
+                if max_boots and len(others.difference(dead)) >= max_boots:
+                    return others
+                tx.execute("UPDATE sandboxes SET booting = 1 WHERE id = ?", id)
+                return None
 
-        if not has_room(booting):  # one that waits asks often: it takes no turn among the writers
-            return False
+            return take
 
-        def work(tx: Transaction) -> bool:
-            record = statements.get(tx, id)
-            if record.state is not State.CREATING:
-                raise WrongState(f"sandbox {id} is {record.state}: only one that is creating can boot")
-            return (
-                has_room(statements.booting(tx))
-                and tx.execute("UPDATE sandboxes SET booting = 1 WHERE id = ?", id) == 1
-            )
-
-        return await self._database.transact(work)
+        if (others := await self._database.transact(work(()))) is None:
+            return True
+        dead = {other for other in others if not owner_alive(rows.owner_of(other[1]))}
+        return len(others) - len(dead) < max_boots and await self._database.transact(work(dead)) is None
 
     async def events(self, *, after: int = 0, sandbox: SandboxId | None = None, limit: int = 1000) -> list[Event]:
         """Events after the one with the `seq` of `after`, in order."""

@@ -153,6 +153,7 @@ async def test_a_tenant_is_removed_with_all_that_is_its_own(served: Served) -> N
         ("DELETE", "/v1/tenants/other"),
         ("GET", "/v1/tokens"),
         ("GET", "/v1/doctor"),
+        ("GET", "/v1/host"),
         ("POST", "/v1/reconcile"),
         ("GET", "/v1/ledger/verify"),
     ],

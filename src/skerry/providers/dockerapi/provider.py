@@ -180,6 +180,9 @@ class EngineProvider(ImageVerbs, Provider):
     async def aclose(self) -> None:
         self._dialer.close()
 
+    def memory_of(self, spec: Spec) -> int:
+        return self._defaults.of(spec).memory
+
     def holds(self, spec: Spec) -> int | None:
         has_bound = not spec.writable_root and not volume_plan.has_data(spec)
         return self._defaults.of(spec).written if has_bound else None

@@ -136,6 +136,9 @@ class Incus(ImageVerbs, Provider):
     async def aclose(self) -> None:
         self._dialer.close()
 
+    def memory_of(self, spec: Spec) -> int:
+        return self._defaults.of(spec).memory
+
     def holds(self, spec: Spec) -> int | None:
         limits = self._defaults.of(spec)
         return limits.written + (limits.disk if volume_plan.has_data(spec) else 0)

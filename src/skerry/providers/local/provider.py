@@ -162,6 +162,9 @@ class Local(Provider):
     def watch(self) -> AsyncIterator[BoxChange]:
         return polling.watch(self.discover)
 
+    def memory_of(self, spec: Spec) -> int:
+        return self._defaults.of(spec).memory
+
     def holds(self, spec: Spec) -> int | None:
         return self._defaults.of(spec).written
 

@@ -131,6 +131,11 @@ def host_limits(limits: BoxLimits, can: Capabilities) -> MachineLimits:
     return MachineLimits(memory=memory * _MIB, cpus=float(vcpus(limits, can)))
 
 
+def most_memory(limits: BoxLimits) -> int:
+    """Bytes of the host's memory that a machine may have, whatever accelerates it."""
+    return (memory_mib(limits) + max(_OVERHEAD_MIB.values())) * _MIB
+
+
 def hostname(id: SandboxId) -> str:
     return f"sandbox-{id[:8]}"
 

@@ -206,6 +206,9 @@ class MachineProvider(ImageVerbs, Provider):
     async def aclose(self) -> None:
         self._first_streams.close()
 
+    def memory_of(self, spec: Spec) -> int:
+        return plan.most_memory(self._defaults.of(spec))
+
     def holds(self, spec: Spec) -> int | None:
         return self._defaults.of(spec).written + (self._data_size if volume_plan.has_data(spec) else 0)
 

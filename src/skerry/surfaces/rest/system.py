@@ -10,6 +10,7 @@ import msgspec
 from skerry import providers
 from skerry.errors import SkerryError
 from skerry.manager import health
+from skerry.manager.admission import HostRoom
 from skerry.manager.decide import Verdict
 from skerry.model.tenants import Quota, Scope
 from skerry.providers.base import OPTIONAL_FIELDS, Capability, Provider
@@ -142,11 +143,17 @@ async def doctor(call: Call) -> DoctorView:
     return DoctorView(
         ok=any(each.default and each.available for each in found),
         default_provider=config.provider,
-        host=health.host(config),
+        host={**health.host(config), "room": msgspec.to_builtins(await call.server.manager.handles.room())},
         gate=await health.gate(config, call.server.manager.list),
         ledger=health.ledger(config),
         providers=found,
     )
+
+
+@routes.get("/host", Scope.ADMIN)
+async def host(call: Call) -> HostRoom:
+    """What the host of the server has left for sandboxes, what these were promised, and what has to stay free."""
+    return await call.server.manager.handles.room()
 
 
 @routes.post("/reconcile", Scope.ADMIN)

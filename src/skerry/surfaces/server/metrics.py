@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from skerry.manager.admission import HostRoom
 from skerry.model.records import Record
 from skerry.pool.pool import PoolStats
 from skerry.trace import Finished
@@ -93,8 +94,8 @@ class Metrics:
             _count(self._operations, **labels, outcome=span.outcome)
             _time(self._operation_s, span.duration_s, **labels)
 
-    def text(self, live: Iterable[Record]) -> str:
-        """All of it, in Prometheus's text format."""
+    def text(self, live: Iterable[Record], *more: Sample) -> str:
+        """All of it, and `more`, in Prometheus's text format."""
         lines: list[str] = []
         for name, help, counts in (
             ("skerry_calls_total", "Calls of the API that are over.", self._calls),
@@ -106,7 +107,7 @@ class Metrics:
         lines += _histogram("skerry_call_seconds", "Seconds until the answer began.", self._call_s)
         lines += _histogram("skerry_operation_seconds", "Seconds of creates, commands, dials.", self._operation_s)
         told = set()
-        for sample in (*self._gauges(live), *(each for source in self._sources for each in source())):
+        for sample in (*self._gauges(live), *more, *(each for source in self._sources for each in source())):
             if sample.name not in told:
                 told.add(sample.name)
                 lines += [f"# HELP {sample.name} {sample.help}", f"# TYPE {sample.name} {sample.kind}"]
@@ -125,6 +126,26 @@ class Metrics:
         yield Sample("process_start_time_seconds", "When it was started.", {}, self._started_at)
         yield Sample("process_cpu_seconds_total", "Seconds of the processor.", {}, time.process_time(), "counter")
         yield from _of_process()
+
+
+def of_host(room: HostRoom) -> Iterator[Sample]:
+    """What the host has left; nothing of what it does not tell."""
+    for field, help in (
+        ("memory_bytes", "Memory of the host, or as much as the server may have."),
+        ("memory_free_bytes", "What new processes can have without swapping."),
+        ("memory_promised_bytes", "The most that the sandboxes of the host may take together."),
+        ("memory_promisable_bytes", "The most that they may be promised, if that is bounded."),
+        ("disk_free_bytes", "Free bytes where the state folder is."),
+        ("inodes_free", "Free inodes there."),
+    ):
+        if (value := getattr(room, field)) is not None:
+            yield Sample(f"skerry_host_{field}", help, {}, value)
+    for of, pressure in (("cpu", room.cpu_pressure), ("memory", room.memory_pressure)):
+        if pressure is not None:
+            help = "Part of the last 10 s in which something waited for a processor, or all for memory."
+            yield Sample("skerry_host_pressure_ratio", help, {"of": of}, pressure / 100)
+    yield Sample("skerry_host_short", "1 while no box would be made.", {}, bool(room.short))
+    yield Sample("skerry_creates_waiting", "Creates that wait for room.", {}, room.waiting)
 
 
 def of_pools(pools: Iterable[PoolStats]) -> Iterator[Sample]:

@@ -140,7 +140,8 @@ def routes(server: Server, problem: Callable[[SkerryError, str], Response]) -> l
                 principal = await server.principal(request)
                 if not principal.is_admin:
                     raise NotPermitted("metrics are for admins")
-            return Response(server.metrics.text(await health.live()), media_type=metrics.CONTENT_TYPE)
+            live, room = await health.live(), await server.manager.handles.room()
+            return Response(server.metrics.text(live, *metrics.of_host(room)), media_type=metrics.CONTENT_TYPE)
         except SkerryError as error:
             return problem(error, request.scope["skerry.request"])
 
