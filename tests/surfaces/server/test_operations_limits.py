@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 from manager.world import until
 from surfaces.server.world import Served, serving
+from uvicorn.server import ServerState
 
 from skerry.config import ServerSettings
 from skerry.errors import SkerryError
@@ -145,7 +148,20 @@ async def count_is(served: Served, count: int) -> bool:
     return served.server.metrics.connections() == count
 
 
+async def opened(served: Served, said: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which something was said."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    writer.write(said)
+    await writer.drain()
+    return reader, writer
+
+
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+FOLLOW = b"GET /v1/events?follow=true HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"
+UPGRADE = (
+    b"GET /v1/sandboxes/none/terminal HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"], ids=["without an end", "whole"])
@@ -192,11 +208,10 @@ async def test_there_is_room_for_so_many_connections_and_always_for_admins_on_th
     tmp_path: Path, own_registry: None, mock_provider: Mock
 ) -> None:
     async with serving(tmp_path, mock_provider, max_connections=2) as served:
-        port = int(served.url.rpartition(":")[2])
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        token = await served.token()
+        held = [await opened(served, FOLLOW % token.encode()) for _ in range(2)]
         try:
-            for reader, writer in held:
-                writer.write(HEAD + b"\r\n")
+            for reader, _ in held:
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             assert (await raw(served)).startswith(b"HTTP/1.1 503 ")
             by_socket = await served.by_socket()
@@ -204,6 +219,48 @@ async def test_there_is_room_for_so_many_connections_and_always_for_admins_on_th
         finally:
             for _, writer in held:
                 writer.close()
+
+
+SILENT = {
+    "nothing": (b"", b""),
+    "half a head": (HEAD, b""),
+    "an answer": (HEAD + b"\r\n", b"HTTP/1.1 200 "),
+    "a websocket that was refused": (UPGRADE, b"HTTP/1.1 101 "),
+}
+
+
+@pytest.mark.parametrize("kind", SILENT)
+async def test_who_holds_connections_and_asks_nothing_gives_way(
+    tmp_path: Path, own_registry: None, mock_provider: Mock, kind: str
+) -> None:
+    said, answer = SILENT[kind]
+    async with serving(tmp_path, mock_provider, max_connections=3) as served:
+        token = await served.token()
+        call = await opened(served, FOLLOW % token.encode())
+        assert (await call[0].readline()).startswith(b"HTTP/1.1 200 ")
+        held = [await opened(served, said) for _ in range(2)]
+        try:
+            for reader, _ in held if answer else ():
+                assert (await reader.readline()).startswith(answer)
+            await until(lambda: count_is(served, 3))
+            assert (await raw(served, HEAD + b"connection: close\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            async with asyncio.timeout(20):
+                with suppress(ConnectionResetError):
+                    await held[0][0].read()
+            assert not call[0].at_eof()
+        finally:
+            for _, writer in (call, *held):
+                writer.transport.abort()
+
+
+async def test_half_of_the_files_that_may_be_open_are_for_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    all = connections.Connections(most=4096)
+    state = ServerState()
+    all.add(state, counted=True)
+    state.connections = {object() for _ in range(513)}  # type: ignore[misc]
+    for files, full in ((resource.RLIM_INFINITY, False), (1026, False), (1024, True)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
+        assert all.is_full is full, files
 
 
 async def test_a_client_that_reads_nothing_is_let_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
