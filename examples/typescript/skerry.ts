@@ -320,7 +320,7 @@ export interface SandboxView {
   enforced: Record<string, unknown>;
 }
 
-export type State = "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
+export type State = "asleep" | "creating" | "destroyed" | "lost" | "paused" | "ready" | "stopped";
 
 /** Cause of the end of a sandbox; each has one. */
 export type Cause = "agent_lost" | "box_died" | "creation_failed" | "host_restarted" | "idle" | "lifetime" | "out_of_memory" | "owner_died" | "user";
@@ -856,7 +856,7 @@ export interface ProviderView {
 }
 
 /** A verb that not every provider has. Exec, files, terminals and ports are the agent's, so they are not here. */
-export type Capability = "images" | "logs" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
+export type Capability = "images" | "logs" | "memory" | "pause" | "snapshot" | "stop" | "users" | "volumes" | "watch";
 
 /** How something is held or found on this host, or why it is not. */
 export interface HowView {
