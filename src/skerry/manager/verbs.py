@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -138,6 +139,8 @@ class Storage:
         self._handles = handles
         self._creator = creator
         self._rebuilder = rebuilder
+        self._snapshotting = asyncio.Lock()
+        """Held from the look at a quota to the snapshot that it allows."""
 
     async def snapshot(self, reference: str, name: str) -> Snapshot:
         if name.startswith(TEMPORARY):
@@ -145,11 +148,24 @@ class Storage:
         Spec(snapshot=name)  # refuses what is no name
         kept = kept_snapshot(self._store.project, name)
         record = await self._source(reference)
-        span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
-        with _named(kept, name), span:
-            taken = await _with_snapshots(self._handles.provider(record.spec.provider)).snapshot(record.id, kept)
+        provider = _with_snapshots(self._handles.provider(record.spec.provider))
+        async with self._admitted(record.spec):
+            span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
+            with _named(kept, name), span:
+                taken = await provider.snapshot(record.id, kept)
         self._store.ledger.note("snapshot", record.id, name=name)
         return msgspec.structs.replace(taken, name=name)
+
+    @asynccontextmanager
+    async def _admitted(self, spec: Spec) -> AsyncIterator[None]:
+        """Take a snapshot meanwhile, of a sandbox of this spec, if the quota has room for it. Raises LimitReached."""
+        if self._store.quota.disk is None:
+            yield
+            return
+        async with self._snapshotting:
+            kept = sum(each.size for each in await self.snapshots(None))
+            self._store.quota.admit_snapshot(spec, kept)
+            yield
 
     async def snapshots(self, provider: str | None) -> list[Snapshot]:
         found = [
