@@ -58,6 +58,15 @@ export function cause(text: string | null | undefined): string {
   return text ? (CAUSES[text] ?? text) : "";
 }
 
+const BYTES = new Set(["memory", "disk", "egress"]);
+
+/** A field of a spec as people write it; null if its value says it best. */
+export function quantity(name: string, value: unknown): string | null {
+  if (typeof value !== "number") return null;
+  if (name.endsWith("_s")) return value ? duration(value) : "never";
+  return BYTES.has(name) ? size(value) : null;
+}
+
 /** Any value as one line of text. */
 export function text(value: unknown): string {
   if (value === null || value === undefined) return "";

@@ -1,7 +1,7 @@
 // Small parts that all views use.
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
-import { size } from "./format";
+import { quantity, size } from "./format";
 import type { Answer } from "./hooks";
 import type { Link } from "./api";
 
@@ -148,7 +148,7 @@ export function Facts({ of }: { of: Record<string, unknown> }) {
       {entries.map(([name, value]) => (
         <div key={name}>
           <dt>{name}</dt>
-          <dd>{typeof value === "string" ? value : JSON.stringify(value, null, 1)}</dd>
+          <dd>{typeof value === "string" ? value : (quantity(name, value) ?? JSON.stringify(value, null, 1))}</dd>
         </div>
       ))}
     </dl>

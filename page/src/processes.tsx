@@ -122,8 +122,9 @@ function Output({ path, isLog }: { path: string; isLog: boolean }) {
       (end) => setNote(end),
       (error: unknown) => {
         if (stop.signal.aborted) return;
-        const missing = error instanceof Problem && error.isMissing;
-        setNote(missing ? "This server does not offer it." : message(error));
+        const { isMissing = false, code = "" } = error instanceof Problem ? error : {};
+        const unkept = isLog && code === "unsupported";
+        setNote(isMissing ? "This server does not offer it." : unkept ? "Its provider keeps no log of its boxes." : message(error));
       },
     );
     return () => stop.abort();

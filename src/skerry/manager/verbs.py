@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -191,6 +191,8 @@ class Storage:
         self._handles = handles
         self._creator = creator
         self._rebuilder = rebuilder
+        self._snapshotting = asyncio.Lock()
+        """Held from the look at a quota to the snapshot that it allows."""
 
     async def snapshot(self, reference: str, name: str, *, with_memory: bool = False) -> Snapshot:
         if name.startswith(TEMPORARY):
@@ -198,11 +200,24 @@ class Storage:
         Spec(snapshot=name)  # refuses what is no name
         kept = kept_snapshot(self._store.project, name)
         record = await self._source(reference, with_memory=with_memory)
-        span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
-        with _named(kept, name), span:
-            taken = await _take(self._handles.provider(record.spec.provider), record.id, kept, with_memory=with_memory)
+        provider = self._handles.provider(record.spec.provider)
+        async with self._admitted(record.spec, with_memory=with_memory):
+            span = trace.span("skerry.provider.snapshot", provider=record.spec.provider, sandbox=record.id)
+            with _named(kept, name), span:
+                taken = await _take(provider, record.id, kept, with_memory=with_memory)
         self._store.ledger.note("snapshot", record.id, name=name)
         return msgspec.structs.replace(taken, name=name)
+
+    @asynccontextmanager
+    async def _admitted(self, spec: Spec, *, with_memory: bool) -> AsyncIterator[None]:
+        """Take a snapshot meanwhile, of a sandbox of this spec, if the quota has room for it. Raises LimitReached."""
+        if self._store.quota.disk is None:
+            yield
+            return
+        async with self._snapshotting:
+            kept = sum(each.size for each in await self.snapshots(None))
+            self._store.quota.admit_snapshot(spec, kept, with_memory=with_memory)
+            yield
 
     async def snapshots(self, provider: str | None) -> list[Snapshot]:
         found = [

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from skerry.errors import InvalidSpec, LimitReached
-from skerry.model.spec import Network, Spec
+from skerry.model.spec import Cache, Network, Spec
 from skerry.units import format_size
 
 
@@ -59,6 +59,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     cpus: float | None = None
     memory: int | None = None
     disk: int | None = None
+    """Of boxes, and as much again of snapshots that are kept."""
     egress: int | None = None
     """Bytes a second."""
 
@@ -85,6 +86,9 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                 reason = f"on {spec.network} nothing bounds what a box sends, and the project has a quota of"
                 advice = "use allow and egress, or no network"
                 raise InvalidSpec(f"network: {reason} {form(most)}: {advice}", field="network")
+            if field == "disk" and (volume := _unbounded(spec)) is not None:
+                reason = f"nothing bounds what a volume holds, and the project has a quota of {form(most)} of disk"
+                raise InvalidSpec(f"{volume}: {reason}: have it without, or have that bound taken away", field=volume)
             if asked is None:
                 raise InvalidSpec(f"{field}: say how much: the project has a quota of {form(most)}", field=field)
             taken = sum(promised(each, field) or 0 for each in held)
@@ -94,8 +98,25 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
                     f"{form(asked)} was asked for: destroy some, ask for less, or have its quota raised"
                 )
 
+    def admit_snapshot(self, spec: Spec, kept: int, *, with_memory: bool) -> None:
+        """Raise LimitReached if a snapshot of a sandbox of this spec, which can be as large as its disk, and its memory
+        if that is kept, is too much beside the bytes of those that are kept."""
+        size = (spec.disk or 0) + ((spec.memory or 0) if with_memory else 0)
+        if self.disk is not None and kept + size > self.disk:
+            raise LimitReached(
+                f"project {spec.project!r} may keep {format_size(self.disk)} of snapshots and has {format_size(kept)}, "
+                f"and that of this sandbox may take {format_size(size)}: remove some, or have its quota raised"
+            )
+
 
 NO_QUOTA = Quota()
+
+
+def _unbounded(spec: Spec) -> str | None:
+    """The field by which a sandbox would have a volume that it can fill without a bound, if there is one."""
+    if spec.data:
+        return "data"
+    return "cache" if spec.cache in (Cache.WRITE, Cache.OWN) else None
 
 
 def promised(spec: Spec, field: str) -> Any:

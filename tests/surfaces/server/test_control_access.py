@@ -15,6 +15,7 @@ from skerry.errors import NotFound
 from skerry.model.tenants import Quota, Scope, Token
 from skerry.providers.mock import Mock
 from skerry.store.documents import Collection
+from skerry.surfaces.rest import tokens
 from skerry.version import __version__
 
 ALL_BUT_ADMIN = tuple(scope for scope in Scope if scope is not Scope.ADMIN)
@@ -178,6 +179,17 @@ async def test_a_tenant_passes_on_no_more_than_it_has(served: Served) -> None:
     assert (await client.post("/v1/tokens", json={"scopes": ["everything"]})).status_code == 400
     listed = (await client.get("/v1/tokens")).json()["items"]
     assert {each["tenant"] for each in listed} == {"acme"}
+
+
+async def test_a_tenant_makes_so_many_tokens_and_the_owner_of_the_host_any(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_MOST_OF_ONE", 2)
+    client = await with_token(served, await served.token("acme", Scope.READ, Scope.TOKENS))
+    answers = [await client.post("/v1/tokens", json={"lifetime": 0.001}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 429]
+    assert answers[1].json()["code"] == "limit_reached"
+    assert (await (await served.client()).post("/v1/tokens", json={"tenant": "acme"})).status_code == 201
 
 
 async def test_tokens_that_a_tenant_made_end_with_the_one_they_were_made_with(served: Served) -> None:

@@ -297,6 +297,20 @@ async def test_a_hook_that_is_led_elsewhere_by_no_admin_may_lead_nowhere_private
     assert (await other.post(f"/v1/webhooks/{id}/ping")).json()["status"] == 204
 
 
+async def test_nobody_is_flooded_with_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_PING_RATE", 0.001)
+    client = await served.client("acme")
+    ids = [
+        (await client.post("/v1/webhooks", json={"url": "http://10.0.0.1/"})).json()["webhook"]["id"] for _ in range(2)
+    ]
+    answers = [await client.post(f"/v1/webhooks/{ids[number % 2]}/ping") for number in range(11)]
+    assert [answer.status_code for answer in answers] == [200] * 10 + [429]
+    assert answers[10].json()["code"] == "too_many_calls"
+    other = await served.client("other")
+    id = (await other.post("/v1/webhooks", json={"url": "http://10.0.0.1/"})).json()["webhook"]["id"]
+    assert (await other.post(f"/v1/webhooks/{id}/ping")).status_code == 200
+
+
 def test_rules_of_the_settings_that_are_none_are_told(tmp_path: Path) -> None:
     config = config_of(tmp_path, server=ServerSettings(webhook_allow=("http://x/",)))
     with pytest.raises(ConfigError, match=r"server\.webhook_allow"):

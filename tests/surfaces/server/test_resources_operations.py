@@ -22,6 +22,7 @@ from skerry.model.records import Owner
 from skerry.model.tenants import Principal, Scope
 from skerry.providers.base import Capability, Image, ImageBuild, OnProgress, Progress
 from skerry.providers.mock import Mock
+from skerry.surfaces.rest import images
 from skerry.surfaces.server.operations import KIND, Operation, Operations, OperationState, Tell
 
 
@@ -323,6 +324,14 @@ async def test_an_archive_is_sent_and_becomes_an_image(gallery: Served, painter:
     assert painter.archives == [b"x" * (64 * 65536)]
     assert [*Path(gallery.server.config.state_dir, "uploads").iterdir()] == []
     assert (await client.post("/v1/images/import?name=mine", content=b"")).status_code == 400
+
+
+async def test_an_archive_leaves_room_for_the_registry(gallery: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await gallery.client("acme", Scope.READ, Scope.IMAGES)
+    monkeypatch.setattr(images, "_LEFT_FREE", 1 << 60)
+    answer = await client.post("/v1/images/import?name=mine", content=b"x")
+    assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+    assert [*Path(gallery.server.config.state_dir, "uploads").iterdir()] == []
 
 
 def context_of(**files: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,37 @@ async def test_many_forks_are_made_of_one_moment_or_none(served: Served, mock_pr
     assert too_many.status_code == 429
     live = [each["id"] for each in (await client.get("/v1/sandboxes")).json()["items"]]
     assert sorted(live) == sorted([made["id"], *(each["id"] for each in forks[1:])])
+
+
+async def test_snapshots_take_no_more_than_the_quota_of_disk_also_when_all_are_asked_for_at_once(
+    served: Served, mock_provider: Mock
+) -> None:
+    client = await served.client("acme", quota=Quota(disk=10 << 20))
+    made = await make(client, disk="4M")
+    await write(served, made["id"], "x" * (3 << 20))
+    path = f"/v1/sandboxes/{made['id']}/snapshots"
+    answers = await asyncio.gather(*(client.post(path, json={"name": f"s{number}"}) for number in range(5)))
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 429, 429]
+    refused = next(answer.json() for answer in answers if answer.status_code == 429)
+    assert refused["code"] == "limit_reached"
+    assert "may keep 10M of snapshots" in refused["detail"]
+    kept = await names(client)
+    assert (await client.delete(f"/v1/snapshots/{kept[0]}")).status_code == 204
+    assert (await client.post(path, json={"name": "another"})).status_code == 201
+    theirs = await served.client("other")
+    there = await make(theirs, disk="4M")
+    assert (await theirs.post(f"/v1/sandboxes/{there['id']}/snapshots", json={"name": "s"})).status_code == 201
+
+
+@pytest.mark.parametrize("body", [{"data": True}, {"cache": "write"}, {"cache": "own", "cache_paths": {"a": "/a"}}])
+async def test_a_quota_of_disk_is_not_passed_by_with_volumes(served: Served, body: dict[str, object]) -> None:
+    client = await served.client("acme", quota=Quota(disk=10 << 20))
+    answer = await client.post("/v1/sandboxes", json={"disk": "1M", **body})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_spec")
+    assert answer.json()["field"] in body
+    made = await make(client, disk="1M", cache="read")
+    answer = await client.post(f"/v1/sandboxes/{made['id']}/fork", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_spec")
 
 
 async def test_volumes_of_a_tenant_are_seen_and_removed_by_it_alone(served: Served) -> None:

@@ -53,7 +53,7 @@ class Inside:
             box = await self._boxes.get(names.read(place.name))
             if not box.is_running and not await self._wake(box, place):
                 raise NotFound("it does not run")
-            ends = self._server.limits.begin(f"e2b:{box.id}")
+            ends = self._server.limits.begin(f"e2b:{box.id}").end
         except NotFound:
             await _refuse(answers.gone(place.name), scope, receive, send)
             return

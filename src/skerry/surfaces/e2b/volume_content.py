@@ -20,8 +20,7 @@ from skerry.surfaces.e2b import answers, wire
 from skerry.surfaces.e2b.envd.entries import text
 from skerry.surfaces.e2b.envd.files import Body, begun
 from skerry.surfaces.e2b.volumes import PLACE, KeptVolume, Volumes
-from skerry.surfaces.rest.route import Streamed, read_body, whole_body
-from skerry.surfaces.rest.streams import GONE
+from skerry.surfaces.rest.route import GONE, Streamed, read_body, whole_body
 from skerry.surfaces.server.answers import StreamedAnswer
 
 _MOST_LISTED = 10_000

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from skerry.errors import AccessDenied, LimitReached, SkerryError
 from skerry.ledger.line import ACTOR, Actor
 from skerry.model.tenants import Principal
 from skerry.surfaces.rest.problems import Refused
+from skerry.surfaces.rest.route import whole_body
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -57,6 +58,7 @@ class McpEndpoint:
         try:
             principal = await self._server.principal(request)
             transport = await self._admit(request, principal)
+            body = await whole_body(request, self._server.config.server.max_body)
         except SkerryError as error:
             await self._problem(error, scope["skerry.request"])(scope, receive, send)
             return
@@ -65,7 +67,7 @@ class McpEndpoint:
 
         actor = principal.actor
         scope["user"] = AuthenticatedUser(AccessToken(token=actor, client_id=actor, scopes=[]))
-        await transport.handle_request(scope, receive, send)
+        await transport.handle_request(scope, _again(body, receive), send)
 
     async def aclose(self) -> None:
         """Let go of all clients, and give up what they have under way."""
@@ -112,7 +114,6 @@ class McpEndpoint:
             # names and origins are the guard's to check, before anybody gets here
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             session_idle_timeout=_IDLE_S,
-            max_request_body_size=self._server.config.server.max_body,
             max_sessions=_MOST_CLIENTS,
         )
         is_open = asyncio.Event()
@@ -155,6 +156,16 @@ class McpEndpoint:
         finally:
             self._running[principal.actor] -= 1
             self._running += Counter()  # forgets whoever has none
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` of a request whose body was read."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
 
 
 def _url(request: Request) -> str:

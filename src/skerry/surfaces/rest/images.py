@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -38,6 +40,8 @@ _LARGEST = 64 << 30
 _LARGEST_CONTEXT = 8 << 30
 _MOST_ENTRIES = 1_000_000
 _CHUNK = 1 << 20
+_LEFT_FREE = 1 << 30
+"""Bytes that an upload leaves of the file system of the state, on which the registry is."""
 
 
 class ImageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +321,7 @@ async def _receive(call: Call, path: Path, most: int) -> None:
                 if size > most:
                     raise Refused(413, f"the body is larger than {most} bytes", "too_large")
                 if len(waiting) >= _CHUNK or not chunk:
-                    await asyncio.to_thread(file.write, bytes(waiting))
+                    await asyncio.to_thread(_add, file, bytes(waiting))
                     waiting.clear()
                 if not chunk:
                     break
@@ -325,6 +329,13 @@ async def _receive(call: Call, path: Path, most: int) -> None:
         raise Refused(507, f"the body cannot be kept: {error.strerror}", "disk_full") from error
     if not size:
         raise Refused(400, "the body is empty: send a tar", "invalid_request")
+
+
+def _add(file: BinaryIO, data: bytes) -> None:
+    """Write more of an upload. Raises OSError where too little would be left."""
+    if shutil.disk_usage(file.name).free - len(data) < _LEFT_FREE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    file.write(data)
 
 
 def _refuse_network(call: Call, network: str) -> None:

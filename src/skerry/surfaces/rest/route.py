@@ -21,7 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import msgspec
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.websockets import WebSocket
 
 from skerry.errors import Conflict, NotFound, SandboxGone
@@ -39,6 +39,8 @@ PROTOCOL = "skerry.v1"
 """Name of what we speak over WebSockets."""
 JSON = "application/json"
 EVENTS = "text/event-stream"
+GONE = 499
+"""Status of a call whose client went away, for logs alone."""
 _BODY_S = 60.0
 """Seconds for all of a body that is JSON; what is streamed may take longer, as long as it comes."""
 BYTES = "application/octet-stream"
@@ -256,16 +258,21 @@ def read_query(kind: Any, connection: HTTPConnection) -> Any:
 
 
 async def whole_body(request: Request, most: int) -> bytes:
-    """All of a request's body. Raises Refused for one that is larger than `most` bytes, or takes too long."""
-    body = bytearray()
+    """All of a request's body. Raises Refused for one that is larger than `most` bytes, takes too long or breaks off,
+    and TooMany if those of its caller are too large together."""
+    body, counted = bytearray(), request.scope.get("skerry.counted")
     try:
         async with asyncio.timeout(_BODY_S):
             async for chunk in request.stream():
                 body += chunk
+                if counted is not None:
+                    counted.hold(len(chunk))
                 if len(body) > most:
                     raise Refused(413, f"the body is larger than {most} bytes", "too_large")
     except TimeoutError:
         raise Refused(408, f"the body took longer than {_BODY_S:g} s", "too_slow") from None
+    except ClientDisconnect:
+        raise Refused(GONE, "the client went away", "gone") from None
     return bytes(body)
 
 

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from skerry.aio import end, run_to_end
 from skerry.errors import AccessDenied, SkerryError, StoreError
 from skerry.surfaces.rest.problems import Refused, problem_of
-from skerry.surfaces.rest.route import BYTES, EVENTS, Call, Streamed
+from skerry.surfaces.rest.route import BYTES, EVENTS, GONE, Call, Streamed
 
 T = TypeVar("T")
 
@@ -25,8 +25,6 @@ KEEP_ALIVE_S = 15.0
 """Seconds after which a silent stream of events says that it is there: proxies and clients give up what is silent."""
 STALLED_S = 120.0
 """Seconds that a process in a box may take nothing of what is written to it."""
-GONE = 499
-"""Status of a call whose client went away, for logs alone."""
 _ALIVE = b": \n\n"
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import msgspec
 
-from skerry.errors import NotFound, NotPermitted
+from skerry.errors import LimitReached, NotFound, NotPermitted
 from skerry.model.tenants import Principal, Scope, Token
 from skerry.surfaces.rest.route import Call, Routes
 from skerry.surfaces.rest.views import Page, PageQuery, page_of
 from skerry.units import parse_duration
 
 routes = Routes("tokens")
+_MOST_OF_ONE = 100
+"""Tokens of a tenant beyond which it makes no more itself: each has limits of its own."""
 
 
 class CreateToken(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -85,6 +87,10 @@ async def create(call: Call, body: CreateToken) -> IssuedView:
     scopes: Iterable[Scope] | None = body.scopes
     if not call.principal.is_admin:
         tenant, scopes = _narrower(call.principal, tenant, scopes)
+        if tenant is not None and len(await call.server.access.tokens(tenant)) >= _MOST_OF_ONE:
+            raise LimitReached(
+                f"tenant {tenant!r} has {_MOST_OF_ONE} tokens: revoke some, also those that have expired"
+            )
         lifetime_s = _shorter(lifetime_s, await _left_s(call))
     issued = await call.server.access.issue(
         tenant=tenant,

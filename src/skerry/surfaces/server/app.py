@@ -25,9 +25,19 @@ from skerry.surfaces.mcp.http import McpEndpoint
 from skerry.surfaces.page import assets
 from skerry.surfaces.rest import openapi, problems
 from skerry.surfaces.rest.problems import Refused
-from skerry.surfaces.rest.route import JSON, Call, Route, Streamed, accept, read_body, read_path, read_query, whole_body
+from skerry.surfaces.rest.route import (
+    GONE,
+    JSON,
+    Call,
+    Route,
+    Streamed,
+    accept,
+    read_body,
+    read_path,
+    read_query,
+    whole_body,
+)
 from skerry.surfaces.rest.routes import ALL
-from skerry.surfaces.rest.streams import GONE
 from skerry.surfaces.server import observe
 from skerry.surfaces.server.answers import StreamedAnswer, until_gone
 from skerry.surfaces.server.guard import Guard
@@ -168,6 +178,7 @@ async def _while_client_waits(route: Route, request: Request, work: Awaitable[An
         return task.result()
     finally:
         await end(task, watch)
+        del task  # its error knows this frame: what was asked would live until the two are found together
 
 
 def _answer(route: Route, call: Call, result: Any) -> Response:

@@ -4,8 +4,12 @@ long it may take, and with the uid of whoever is at the other end of the unix so
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import struct
+import sys
+from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -24,6 +28,8 @@ MAX_HEAD = 32 << 10
 """The most bytes of the head of a request."""
 _ENDS_S = 2.0
 """Seconds for a client to take the last bytes of a connection that is closed."""
+_TRIED = 16
+"""Connections that are looked at for one that may give way."""
 
 
 class Connections:
@@ -34,6 +40,8 @@ class Connections:
         """The most at a time on the network; those on the unix socket are not counted, so that admins always get in."""
         self._counted: list[ServerState] = []
         self._all: list[ServerState] = []
+        self._idle: OrderedDict[HttpConnection | SocketConnection, None] = OrderedDict()
+        """Those on the network without a call under way, the longest idle first."""
 
     def add(self, state: ServerState, *, counted: bool) -> None:
         """Take the connections of a listener in."""
@@ -47,7 +55,24 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        return sum(len(state.connections) for state in self._counted) > self.most
+        return sum(len(state.connections) for state in self._counted) > min(self.most, _room())
+
+    def note(self, connection: HttpConnection | SocketConnection, *, idle: bool) -> None:
+        """Hear whether a connection has a call under way."""
+        self._idle.pop(connection, None)
+        if idle and not _is_local(connection):
+            self._idle[connection] = None
+
+    def make_room(self) -> bool:
+        """Close the connection that has been without a call for longest, so that who holds connections and asks nothing
+        keeps nobody out; False if each has a call, or an answer that its client has not taken."""
+        for _ in range(min(_TRIED, len(self._idle))):
+            connection, _ = self._idle.popitem(last=False)
+            if not connection.transport.get_write_buffer_size():
+                connection.transport.abort()
+                return True
+            self._idle[connection] = None
+        return False
 
     def tell_date(self, date: bytes) -> None:
         """Give every answer from now on this date."""
@@ -114,13 +139,15 @@ class HttpConnection(_Bounded, StrictProtocol):
         self._is_in_head = True
         self._begins_here = False
         """Whether the head began in the bytes that are just read."""
+        self.ws_protocol_class = partial(SocketConnection, connections=connections)  # type: ignore[assignment]
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.client = peer_of(transport) or self.client
-        if self._all.is_full and self.client is not None and not self.client[0].startswith("uid:"):
+        if not _is_local(self) and self._all.is_full and not self._all.make_room():
             self.refuse(503, "too_many_calls", "the server has no room for more connections", "retry-after: 1")
             return
+        self._all.note(self, idle=True)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -143,6 +170,7 @@ class HttpConnection(_Bounded, StrictProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._cancel_timer()
+        self._all.note(self, idle=False)
         if _size_of(self.headers) + len(self.url) <= MAX_HEAD:
             super().on_headers_complete()
         else:
@@ -156,8 +184,13 @@ class HttpConnection(_Bounded, StrictProtocol):
         if self.cycle is not None:
             super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._all.note(self, idle=not self.transport.is_closing())
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._all.note(self, idle=False)
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
@@ -182,11 +215,26 @@ class HttpConnection(_Bounded, StrictProtocol):
 
 
 class SocketConnection(_Bounded, WebSocketsSansIOProtocol):
-    """A WebSocket connection, whose peer on the unix socket is known too."""
+    """A WebSocket connection, whose peer on the unix socket is known too. One that is closed gives way to others, also
+    if its client never says that it knows."""
+
+    def __init__(self, *arguments: Any, connections: Connections, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.close_timeout = _ENDS_S
+        self._all = connections
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.client = peer_of(transport) or self.client
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.close_sent and not self.transport.is_closing():
+            self._all.note(self, idle=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.note(self, idle=False)
+        super().connection_lost(exc)
 
     def keepalive_timeout(self) -> None:
         if not self.read_paused and self.writable.is_set():
@@ -204,6 +252,17 @@ def peer_of(transport: Any) -> tuple[str, int] | None:
         return None
     _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return f"uid:{uid}", 0
+
+
+def _is_local(connection: HttpConnection | SocketConnection) -> bool:
+    """Whether it came by the unix socket."""
+    return connection.client is not None and connection.client[0].startswith("uid:")
+
+
+def _room() -> int:
+    """How many connections there may be at the most, so that half of the files that may be open are for boxes."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if files == resource.RLIM_INFINITY else files // 2
 
 
 def _size_of(headers: list[tuple[bytes, bytes]] | None) -> int:

@@ -1,9 +1,10 @@
 """Limits of a server: how often and how many at a time one caller may call, and how often an address may try tokens.
 
 A caller is a token, a uid, or whoever uses the ports of one sandbox. Each has a bucket that fills at `server.rate` a
-second and holds twice as many calls, and a count of those that are served. Tokens that are refused empty a bucket of
-their address. When that is empty, only tokens are looked at that were good here before, so that nobody can be shut out
-by somebody behind the same address.
+second and holds twice as many calls, and a count of those that are served. A body that is kept as a whole takes more of
+the bucket, and all of a caller's together have a bound: read, such a body is many times as large. Tokens that are
+refused empty a bucket of their address. When that is empty, only tokens are looked at that were good here before, so
+that nobody can be shut out by somebody behind the same address.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from hashlib import sha256
 from skerry.config import ServerSettings
 from skerry.surfaces.rest.problems import Refused
 
+_BYTES_OF_A_CALL = 32 << 10
+"""Bytes of a body that count as one call more."""
+_HELD = 4
+"""The most that bodies of one caller may hold together, as times `server.max_body`."""
 _REFUSED_RATE = 5.0
 """Refused tokens a second of one address, over a while; some more at once."""
 _REFUSED_BURST = 20.0
@@ -33,7 +38,7 @@ class TooMany(Refused):
     """A call that is refused for now."""
 
     def __init__(self, why: str, detail: str, retry_after_s: float) -> None:
-        """`why` is a word for it: `calls`, `rate` or `tokens`."""
+        """`why` is a word for it: `calls`, `rate`, `bodies` or `tokens`."""
         self.why = why
         wait_s = max(1, math.ceil(retry_after_s))
         super().__init__(429, detail, "too_many_calls", {"retry-after": str(wait_s)})
@@ -62,11 +67,35 @@ class Bucket:
 
 
 class _Caller:
-    __slots__ = ("bucket", "calls")
+    __slots__ = ("bucket", "calls", "held")
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.calls = 0
+        self.held = 0
+
+
+class Counted:
+    """A call that is counted in, until `end`."""
+
+    __slots__ = ("_caller", "_held", "_most")
+
+    def __init__(self, caller: _Caller, most: int) -> None:
+        """`most` bytes may be held by all calls of its caller."""
+        self._caller, self._most, self._held = caller, most, 0
+        caller.calls += 1
+
+    def hold(self, count: int) -> None:
+        """Count bytes of its body in, which are kept until its end. Raises TooMany."""
+        if self._caller.held + count > self._most:
+            raise TooMany("bodies", f"bodies of your calls hold {self._most} bytes already; see server.max_body", 1)
+        self._held += count
+        self._caller.held += count
+        self._caller.bucket.left -= count / _BYTES_OF_A_CALL
+
+    def end(self) -> None:
+        self._caller.calls -= 1
+        self._caller.held -= self._held
 
 
 class Limits:
@@ -81,8 +110,8 @@ class Limits:
         self._good: OrderedDict[bytes, float] = OrderedDict()
         self._told = Bucket(_TOLD_RATE, now())
 
-    def begin(self, name: str) -> Callable[[], None]:
-        """Count a call of a caller in; what it gives is to be called when it is over. Raises TooMany."""
+    def begin(self, name: str) -> Counted:
+        """Count a call of a caller in. Raises TooMany."""
         settings, now = self._settings(), self._now()
         caller = self._callers.get(name)
         if caller is None:
@@ -94,12 +123,12 @@ class Limits:
             raise TooMany("calls", f"{settings.max_calls} calls are served already; see server.max_calls", 1)
         if wait_s := caller.bucket.take(settings.rate, 2.0 * settings.rate, now):
             raise TooMany("rate", f"more than {settings.rate} calls a second; see server.rate", wait_s)
-        caller.calls += 1
+        return Counted(caller, _HELD * settings.max_body)
 
-        def end() -> None:
-            caller.calls -= 1
-
-        return end
+    def held(self, name: str) -> int:
+        """Bytes that bodies of a caller hold."""
+        caller = self._callers.get(name)
+        return 0 if caller is None else caller.held
 
     def _forget_callers(self) -> None:
         """Forget who has not called for longest, but for those whose calls are served."""

@@ -59,8 +59,8 @@ class Observed:
 
     def sent(self) -> None:
         """Count it as one of the caller's calls no longer: they have all of the answer, and may ask again."""
-        if (end := self._scope.pop("skerry.end", None)) is not None:
-            end()
+        if (counted := self._scope.pop("skerry.counted", None)) is not None:
+            counted.end()
 
     def end(self) -> None:
         """Tell of it, once it is over."""

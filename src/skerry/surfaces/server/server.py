@@ -186,7 +186,7 @@ class Server:
             return principal
         try:
             principal = await self._identify(connection)
-            scope["skerry.end"] = self.limits.begin(principal.actor)
+            scope["skerry.counted"] = self.limits.begin(principal.actor)
         except TooMany as error:
             self.metrics.refused(error.why)
             raise
@@ -196,7 +196,7 @@ class Server:
     def _begin_visit(self, id: SandboxId) -> Callable[[], None]:
         """Count a request for a port of a sandbox in, as a call of all who use its ports. Raises TooMany."""
         try:
-            return self.limits.begin(f"ports:{id}")
+            return self.limits.begin(f"ports:{id}").end
         except TooMany as error:
             self.metrics.refused(error.why)
             raise

@@ -20,6 +20,7 @@ from skerry.errors import Conflict, InvalidSpec, LimitReached, NotFound, SkerryE
 from skerry.model.records import Event
 from skerry.store import Store
 from skerry.store.documents import Collection, Document
+from skerry.surfaces.server.limits import Bucket, TooMany
 from skerry.surfaces.server.post import Poster, PostFailed, Target, sign
 from skerry.version import __version__
 
@@ -45,6 +46,8 @@ _KEPT = 50
 """Posts of a hook that can be looked at."""
 _BATCH = 100
 _MOST_OF_ONE = 16
+_PING_RATE, _PING_BURST = 1.0, 10.0
+"""Pings of a project a second, and at once: no server is to be flooded by ours."""
 _PAGE = 1000
 
 
@@ -173,13 +176,18 @@ class Webhooks:
         self._workers: dict[str, asyncio.Task[None]] = {}
         self._news: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
+        self._pings: dict[str, Bucket] = {}
 
     def look_again(self) -> None:
         """See at once what was changed in the hooks."""
         self._changed.set()
 
     async def ping(self, hook: Document[Webhook]) -> Delivery:
-        """Post a sign of life, and tell what came of it."""
+        """Post a sign of life, and tell what came of it. Raises TooMany."""
+        now = time.monotonic()
+        pings = self._pings.setdefault(hook.project, Bucket(_PING_BURST, now))
+        if wait_s := pings.take(_PING_RATE, _PING_BURST, now):
+            raise TooMany("pings", f"more than {_PING_RATE:g} ping a second", wait_s)
         id = f"ping-{secrets.token_hex(8)}"
         return await self._post(hook.body, id, "ping", {"id": id, "type": "ping", "time": time.time()}, attempt=1)
 

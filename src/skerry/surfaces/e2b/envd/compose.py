@@ -19,7 +19,7 @@ from skerry.surfaces.e2b.envd.codes import RpcError
 from skerry.surfaces.e2b.envd.connect import body_of, decode
 from skerry.surfaces.e2b.envd.context import account_of, resolve
 from skerry.surfaces.e2b.envd.files import refusal
-from skerry.surfaces.rest.streams import GONE
+from skerry.surfaces.rest.route import GONE
 
 _MOST = 10_000
 

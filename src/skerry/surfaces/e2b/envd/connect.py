@@ -22,7 +22,7 @@ from skerry.surfaces.e2b.envd.codes import STATUS, RpcError, is_gone, rpc_error
 from skerry.surfaces.e2b.envd.context import envd_of
 from skerry.surfaces.e2b.envd.streams import CONTENT_TYPE, EventStream, envelope
 from skerry.surfaces.rest.problems import Refused
-from skerry.surfaces.rest.streams import GONE as _GONE
+from skerry.surfaces.rest.route import GONE as _GONE
 from skerry.surfaces.server.answers import until_gone
 
 _log = logging.getLogger("skerry.server")

@@ -33,8 +33,7 @@ from skerry.surfaces.e2b.envd.entries import METADATA, metadata
 from skerry.surfaces.e2b.envd.multipart import Form
 from skerry.surfaces.e2b.keys import Signature
 from skerry.surfaces.rest.problems import Refused
-from skerry.surfaces.rest.route import Streamed
-from skerry.surfaces.rest.streams import GONE
+from skerry.surfaces.rest.route import GONE, Streamed
 from skerry.surfaces.server.answers import StreamedAnswer
 
 _HEADER = "x-metadata-"
