@@ -247,4 +247,4 @@ def refusal(request: Request, error: SkerryError) -> Response:
     if is_gone(error):
         return answers.gone(envd_of(request).name)
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-    return answers.of_error(error) if status is None else answers.failure(status, str(error))
+    return answers.of_error(error) if status is None else answers.failure(status, str(error), **answers.kind_of(error))
