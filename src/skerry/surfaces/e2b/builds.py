@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from skerry import providers
 from skerry.aio import end
-from skerry.errors import Conflict, LimitReached, NotFound, NotPermitted, SkerryError
+from skerry.errors import Conflict, LimitReached, NotFound, NotPermitted, SkerryError, Unsupported
 from skerry.model.templates import Template
 from skerry.surfaces.e2b.kept import KeptBuild, KeptTemplate, Tag
 from skerry.surfaces.e2b.names import TAG
@@ -87,13 +88,17 @@ class Builds:
         return template, build
 
     async def start(self, build: str, order: Order, call: Call) -> None:
-        """Begin a build. Raises LimitReached, Conflict if it was begun, and NotFound for a base that there is not."""
+        """Begin a build. Raises LimitReached, Conflict if it was begun, NotFound for a base that there is not, and
+        Unsupported where the base's provider has no snapshots."""
         if len(self._running) >= _MOST:
             raise LimitReached(f"{_MOST} builds are under way: wait for some to end")
         kept = (await self.builds.get(build)).body
         if kept.status != "waiting":
             raise Conflict("this build was started already")
         name, options, base = await self._base(order, call)
+        provider = call.manager.complete(None, options).provider
+        if "snapshot" not in (call.manager.loaded_provider(provider) or providers.provider_class(provider)).honours:
+            raise Unsupported("templates", provider, "a build is kept as a snapshot, and it has none; docker does")
         self._logs[build] = []
         await self._note(build, status="building", base=name)
         task = asyncio.create_task(self._run(build, order, options, base, call), name=f"skerry-e2b-build-{build}")

@@ -64,6 +64,8 @@ def routes(surface: Surface) -> list[BaseRoute]:
 async def create(call: Call) -> Response:
     """Make a sandbox of a template or a snapshot."""
     asked = await call.body(wire.NewSandbox)
+    if asked.iam:
+        raise Unsupported("iam", "e2b", "there are no identity tokens here; secrets can be put into requests")
     template = await call.templates.find(asked.template_id, call)
     network = egress.read(asked.network)
     _refuse_addresses(call, network)
