@@ -22,7 +22,7 @@ _USER = (
     "cp -r $1/etc/skel $1/home/user && chroot $1 chown -R user:user /home/user",
 )
 """The user that E2B's clients take for granted."""
-_KERNELS = ("ipykernel", "jupyter_client", "pandas", "matplotlib", "pillow", "e2b_charts")
+_KERNELS = ("ipykernel", "jupyter_client", "pandas", "matplotlib==3.10.9", "pillow", "e2b_charts")
 """What the template of E2B's code interpreter has, of what its tests use."""
 _INTO = "usr/local/lib/python3.11/dist-packages"
 _START_S = 60.0
@@ -131,9 +131,12 @@ def _base(address: str) -> str:
 
 
 def _interpreter(address: str) -> str:
-    """The image of the code interpreter's template: the same with Node, and with Jupyter's kernel for Python."""
+    """The image of the code interpreter's template: the same with Node, and with Jupyter's kernels for Python and R."""
     pip = f"{sys.executable} -m pip install --quiet --python-version 3.11 --only-binary=:all: --target $1/{_INTO}"
-    return _image(address, "skerry-e2b/interpreter", f"{_PACKAGES},nodejs", *_USER, f"{pip} {' '.join(_KERNELS)}")
+    kernels = "$1/usr/share/jupyter/kernels"
+    spec = f"mkdir -p {kernels} && cp -r $1/usr/lib/R/site-library/IRkernel/kernelspec {kernels}/ir"
+    packages = f"{_PACKAGES},nodejs,r-cran-irkernel"
+    return _image(address, "skerry-e2b/interpreter", packages, *_USER, f"{pip} {' '.join(_KERNELS)}", spec)
 
 
 def _image(address: str, name: str, packages: str, *hooks: str) -> str:

@@ -16,6 +16,7 @@ from gate.world import World, running_world
 from surfaces.e2b.e2b_world import E2b, e2b_serving
 
 from skerry.model.tenants import Scope
+from skerry.providers.mock import Mock
 
 __all__ = ["local_rules"]
 pytestmark = pytest.mark.timeout(120)
@@ -119,6 +120,21 @@ async def test_rules_that_cannot_be_done_are_refused(e2b: E2b, network: dict[str
     answer = await e2b.call("POST", "/sandboxes", {"templateID": "base", "network": network})
     assert answer.status_code == status, answer.text
     assert await e2b.served.server.manager.count() == 0
+
+
+async def test_a_value_that_a_server_before_this_one_was_given_is_asked_for_again(
+    own_registry: None, tmp_path: Path, mock_provider: Mock
+) -> None:
+    body = {"templateID": "base", "network": rules("api.test", **{"X-Key": "${e2b.secrets.api-key}"})}
+    async with e2b_serving(tmp_path, mock_provider) as before:
+        await made(before)
+    async with e2b_serving(tmp_path, mock_provider) as e2b:
+        assert [each["name"] for each in (await e2b.call("GET", "/secrets")).json()] == ["api-key"]
+        refused = await e2b.call("POST", "/sandboxes", body)
+        assert refused.status_code == 409
+        assert "update it" in refused.json()["message"]
+        assert (await e2b.call("POST", "/secrets/api-key", {"value": VALUE})).status_code == 200
+        assert (await e2b.call("POST", "/sandboxes", body)).status_code != 409
 
 
 async def test_headers_with_secrets_are_put_in_outside_of_the_box_and_are_what_they_are_now(
