@@ -34,6 +34,11 @@ def kind_of(error: SkerryError) -> dict[str, Any]:
     return {"error_code": code, "retryable": error.retryable, "infrastructure": error.infrastructure}
 
 
+def kind_headers(error: SkerryError) -> dict[str, str]:
+    """The same as headers, where a body has E2B's own words and no others."""
+    return {f"skerry-{name.replace('_', '-')}": str(value).lower() for name, value in kind_of(error).items()}
+
+
 def of_error(error: SkerryError) -> Response:
     """The answer that tells an error. What has ended is what never was: E2B knows no difference."""
     found = problems.problem_of(error)
