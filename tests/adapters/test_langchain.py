@@ -13,7 +13,7 @@ from . import frameworks
 pytestmark = pytest.mark.timeout(300)
 
 ALL = 86
-MORE = 6
+MORE = 7
 _ASYNC = ("-o", "asyncio_mode=auto")
 OVERTAKEN = {
     "test_write_existing_file_fails",

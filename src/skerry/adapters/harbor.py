@@ -29,14 +29,15 @@ from skerry.adapters.opened import open_manager
 from skerry.aio import run_to_end
 from skerry.config import load
 from skerry.errors import (
+    BoxFull,
     CreateFailed,
     InvalidSpec,
     NotFound,
     PathNotFound,
     ProviderError,
     ProviderUnavailable,
+    TooLarge,
     Unsupported,
-    UserNotFound,
     WrongState,
 )
 from skerry.fleet.fleet import AsyncFleet
@@ -354,7 +355,7 @@ class SkerryEnvironment(BaseEnvironment):
         for shell in ("bash", "sh"):
             try:
                 done = await sandbox.exec([shell, "-c", command], cwd=cwd, env=env, user=whose, timeout_s=timeout_sec)
-            except (UserNotFound, PathNotFound, Unsupported) as error:
+            except (InvalidSpec, PathNotFound, Unsupported, TooLarge, BoxFull) as error:
                 return ExecResult(stderr=str(error), return_code=_CANNOT_RUN)
             if done.not_started is not NotStarted.NOT_FOUND:
                 break

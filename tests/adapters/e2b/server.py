@@ -22,15 +22,16 @@ _USER = (
     "cp -r $1/etc/skel $1/home/user && chroot $1 chown -R user:user /home/user",
 )
 """The user that E2B's clients take for granted."""
+_KERNELS = ("ipykernel", "jupyter_client", "pandas", "matplotlib==3.10.9", "pillow", "e2b_charts")
+"""What the template of E2B's code interpreter has, of what its tests use."""
+_INTO = "usr/local/lib/python3.11/dist-packages"
 _START_S = 60.0
 _DOMAIN = "e2b.test"
 _TEMPLATE = """
-[e2b.templates.base]
+[e2b.templates.{name}]
 provider = "docker"
 image = "{image}"
 writable_root = true
-[providers.docker]
-host = "{host}"
 """
 
 
@@ -45,11 +46,13 @@ def closed_port() -> int:
 class Server:
     """A server, while the `with` lasts; its sandboxes end with it."""
 
-    def __init__(self, provider: str, *, domain: bool = False, settings: str = "") -> None:
-        """`settings` are more of them, as TOML; `docker` has a daemon and a template of its own."""
+    def __init__(self, provider: str, *, domain: bool = False, settings: str = "", interpreter: bool = False) -> None:
+        """`settings` are more of them, as TOML; `docker` has a daemon and a template of its own, and with `interpreter`
+        that of the code interpreter too."""
         self._provider = provider
         self._settings = settings
         self._is_domain = domain
+        self._has_interpreter = interpreter
         self._stack = ExitStack()
         self.variables: dict[str, str] = {}
         """What the SDK is to be told."""
@@ -79,7 +82,10 @@ class Server:
             from tests.engines.daemons import running
 
             daemon = stack.enter_context(running("docker"))
-            lines.append(_TEMPLATE.format(image=_image(daemon.address), host=daemon.address))
+            lines.append(f'[providers.docker]\nhost = "{daemon.address}"')
+            lines.append(_TEMPLATE.format(name="base", image=_base(daemon.address)))
+            if self._has_interpreter:
+                lines.append(_TEMPLATE.format(name="code-interpreter-v1", image=_interpreter(daemon.address)))
         lines.append(self._settings)
         config.write_text("\n".join(lines) + "\n")
         env = {**os.environ, "SKERRY_CONFIG": str(config)}
@@ -114,15 +120,29 @@ def _end(process: subprocess.Popen[bytes], clear: list[str], env: dict[str, str]
     subprocess.run(clear, env=env, check=False, timeout=300, capture_output=True)
 
 
-def _image(address: str) -> str:
+def _base(address: str) -> str:
     """The image of the template, and the names by which builds of the suite ask for one."""
+    from tests.engines.api import ask
+
+    name = _image(address, "skerry-e2b/base", _PACKAGES, *_USER)
+    for tag in ("22.04", "latest"):
+        ask(address, "POST", f"/images/{name}/tag", {"repo": "ubuntu", "tag": tag})
+    return name
+
+
+def _interpreter(address: str) -> str:
+    """The image of the code interpreter's template: the same with Node, and with Jupyter's kernels for Python and R."""
+    pip = f"{sys.executable} -m pip install --quiet --python-version 3.11 --only-binary=:all: --target $1/{_INTO}"
+    kernels = "$1/usr/share/jupyter/kernels"
+    spec = f"mkdir -p {kernels} && cp -r $1/usr/lib/R/site-library/IRkernel/kernelspec {kernels}/ir"
+    packages = f"{_PACKAGES},nodejs,r-cran-irkernel"
+    return _image(address, "skerry-e2b/interpreter", packages, *_USER, f"{pip} {' '.join(_KERNELS)}", spec)
+
+
+def _image(address: str, name: str, packages: str, *hooks: str) -> str:
     from tests.engines.api import ask
     from tests.engines.images import make_debian
 
-    tar = make_debian(_PACKAGES, *_USER)
-    name = "skerry-e2b/base"
-    with tar.open("rb") as file:
+    with make_debian(packages, *hooks).open("rb") as file:
         ask(address, "POST", "/images/create", {"fromSrc": "-", "repo": name}, body=file, timeout_s=300)
-    for tag in ("22.04", "latest"):
-        ask(address, "POST", f"/images/{name}/tag", {"repo": "ubuntu", "tag": tag})
     return name

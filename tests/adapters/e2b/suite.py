@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 VERSIONS = {"newest": "e2b", "2.45.1": "e2b==2.45.1"}
+INTERPRETER = {"interpreter": "e2b-code-interpreter"}
 _TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
 _LIVE = (
     "tests/{}/api_{}",
@@ -24,6 +25,7 @@ _LIVE = (
     "tests/{}/template_{}/test_tags.py",
 )
 """Where there are tests that speak with a server; all others are of the SDK alone."""
+_LIVE_OF_INTERPRETER = ("tests",)
 _ALL_S = 3600.0
 
 
@@ -36,8 +38,11 @@ class Suite:
 
     def __init__(self, version: str, source: Path) -> None:
         self._folder = cache() / version
-        self._requirement = VERSIONS[version]
+        self._requirement = {**VERSIONS, **INTERPRETER}[version]
+        self.name = self._requirement.partition("==")[0]
         self._source = source
+        both = [part.format(kind, kind) for kind in ("sync", "async") for part in _LIVE]
+        self._live = _LIVE_OF_INTERPRETER if version in INTERPRETER else (*both, "tests/shared/git")
 
     @property
     def _python(self) -> Path:
@@ -46,8 +51,9 @@ class Suite:
     @property
     def installed(self) -> str:
         """The version that is there."""
-        code = "from importlib.metadata import version; print(version('e2b'))"
-        return subprocess.run([self._python, "-c", code], capture_output=True, check=True, text=True).stdout.strip()
+        code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+        asked = [self._python, "-c", code, self.name]
+        return subprocess.run(asked, capture_output=True, check=True, text=True).stdout.strip()
 
     def install(self) -> None:
         """Have the SDK, if it is not there."""
@@ -68,7 +74,6 @@ class Suite:
 
     def run(self, variables: Mapping[str, str], chosen: Sequence[str], inside: Sequence[str] = ()) -> dict[str, bool]:
         """Run them; whether each passed, by its name. Those that were skipped are not there."""
-        both = [part.format(kind, kind) for kind in ("sync", "async") for part in _LIVE]
         with tempfile.TemporaryDirectory(prefix="skerry-e2b-") as text:
             folder = Path(text)
             shutil.copytree(self._source / "tests", folder / "tests")
@@ -76,7 +81,7 @@ class Suite:
             report = folder / "report.xml"
             command = [
                 *inside, str(self._python), "-m", "pytest", "-q", "-n", "4", "--timeout", "120", "--tb", "short",
-                "--junit-xml", str(report), "-p", "no:cacheprovider", *(chosen or [*both, "tests/shared/git"]),
+                "--junit-xml", str(report), "-p", "no:cacheprovider", *(chosen or self._live),
             ]  # fmt: skip
             plain = {
                 name: value for name, value in os.environ.items() if "proxy" not in name.lower() and "E2B" not in name

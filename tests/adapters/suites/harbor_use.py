@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,23 @@ async def test_a_box_that_is_lost_is_an_exception_of_the_trial_and_no_reward(tas
     assert await left() == 0
 
 
+async def test_a_box_that_is_lost_while_its_tests_run_is_an_exception_and_no_reward(task: Path) -> None:
+    (task / "tests/test.sh").write_text("#!/bin/sh\ntouch /app/begun; sleep 60\n")
+    (task / "solution/solve.sh").write_text("#!/bin/sh\ntrue\n")
+    trial = asyncio.ensure_future(run(task))
+    async with open_manager() as manager:
+        while not trial.done():
+            for each in await manager.list():
+                with suppress(skerry.SkerryError):
+                    box = await manager.get(each.id)
+                    if await box.files.exists("/app/begun"):
+                        await box.connection.provider.destroy(each.id)
+            await asyncio.sleep(0.1)
+    result = await trial
+    assert result.exception_info is not None
+    assert rewards(result) is None
+
+
 Make = Callable[..., Awaitable[SkerryEnvironment]]
 
 
@@ -180,6 +198,12 @@ async def test_commands_have_their_folder_variables_user_and_time(make: Make) ->
     assert (await box.exec("id -u", user="root")).return_code == 0
     assert (await box.exec("id", user="nobody-here")).return_code != 0
     assert (await box.exec("true", cwd="/nowhere")).return_code != 0
+
+
+async def test_what_no_kernel_runs_is_a_result(make: Make) -> None:
+    box = await make()
+    for command in ("true " + "x" * (4 << 20), "true " + "x" * (20 << 20)):
+        assert (await box.exec(command)).return_code == 126
 
 
 async def test_a_task_has_the_limits_it_asks_for(make: Make) -> None:

@@ -168,6 +168,38 @@ async def test_a_box_that_is_lost_is_an_error_of_the_sample_and_no_score(tmp_pat
     assert await left() == 0
 
 
+async def test_a_box_that_is_lost_during_a_command_is_an_error_of_the_sample_and_no_score(tmp_path: Path) -> None:
+    async def work() -> str:
+        kept = sandbox().as_type(SkerrySandboxEnvironment).sandbox
+        command = asyncio.ensure_future(sandbox().exec(["sh", "-c", "touch begun; sleep 60"]))
+        await sandbox().exec(["sh", "-c", "until [ -e begun ]; do sleep 0.02; done"], timeout=30)
+        await kept.connection.provider.destroy(kept.id)
+        await command
+        return "42"
+
+    log = await evaluate(tmp_path, work, "skerry")
+    assert log.status == "error"
+    assert log.samples is not None
+    assert not log.samples[0].scores
+    assert await left() == 0
+
+
+async def test_a_host_without_room_is_an_error_of_the_sample_and_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise skerry.HostFull("the host has no memory left")
+
+    async def work() -> str:
+        return "42"
+
+    monkeypatch.setattr(skerry.AsyncSandboxManager, "create", full)
+    log = await evaluate(tmp_path, work, "skerry")
+    assert log.status == "error"
+    assert log.samples is None or not log.samples[0].scores
+    assert "HostFull" in str(log)
+
+
 async def test_an_interrupted_sample_leaves_nothing(box: SkerrySandboxEnvironment) -> None:
     kind = SkerrySandboxEnvironment
     before = await left()

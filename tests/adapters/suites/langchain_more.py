@@ -82,6 +82,15 @@ def test_a_machine_that_is_lost_is_no_answer(backend: SkerrySandbox) -> None:
         assert raised.value.infrastructure
 
 
+async def test_a_machine_that_is_lost_during_a_command_is_no_answer(backend: SkerrySandbox) -> None:
+    task = asyncio.create_task(backend.aexecute("touch begun; exec sleep 60"))
+    assert (await backend.aexecute("until [ -e begun ]; do sleep 0.02; done", timeout=30)).exit_code == 0
+    await asyncio.to_thread(lose, backend)
+    with pytest.raises(skerry.SkerryError) as raised:
+        await task
+    assert raised.value.infrastructure
+
+
 async def test_an_agent_gets_answers_and_its_caller_the_errors_of_the_machinery(backend: SkerrySandbox) -> None:
     done = await agent(backend).ainvoke({"messages": [HumanMessage("go")]})
     (told,) = [message.content for message in done["messages"] if message.type == "tool"]

@@ -163,3 +163,17 @@ async def test_a_machine_that_is_lost_is_an_error_of_the_run_and_no_output(sessi
         with pytest.raises(SandboxRuntimeError):
             await attempt
     assert not await session.running()
+
+
+async def test_a_machine_that_is_lost_during_a_command_is_an_error_of_the_transport(session: SandboxSession) -> None:
+    lost: Any = session._inner
+    command = asyncio.ensure_future(session.exec("touch begun; exec sleep 60"))
+    assert (await session.exec("until [ -e begun ]; do sleep 0.02; done", timeout=30)).ok()
+    update = await session.pty_exec_start("exec sleep 60", tty=True, yield_time_s=0.3)
+    assert update.process_id is not None
+    await lost.sandbox.connection.provider.destroy(lost.sandbox.id)
+    for attempt in (command, session.pty_write_stdin(session_id=update.process_id, chars="", yield_time_s=5)):
+        with pytest.raises(ExecTransportError) as raised:
+            await attempt
+        assert isinstance(raised.value.__cause__, skerry.SkerryError)
+        assert raised.value.__cause__.infrastructure

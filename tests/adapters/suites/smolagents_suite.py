@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType
@@ -96,6 +97,23 @@ def test_a_machine_that_is_lost_ends_the_run(custom_executor: SkerryExecutor) ->
     with pytest.raises(SandboxFailed) as raised:
         agent.run("go")
     assert isinstance(raised.value.error, skerry.SandboxGone)
+
+
+def test_a_machine_that_is_lost_during_a_step_ends_the_run(custom_executor: SkerryExecutor) -> None:
+    box: Any = custom_executor.sandbox._async
+    losing = threading.Timer(1.0, lambda: loop_thread.run(box.connection.provider.destroy(box.id)))
+    losing.start()
+    agent = CodeAgent(
+        tools=[],
+        model=Scripted("import time\ntime.sleep(60)", "final_answer(1)"),
+        executor=custom_executor,
+        additional_authorized_imports=["time"],
+        verbosity_level=LogLevel.OFF,
+    )
+    with pytest.raises(SandboxFailed) as raised:
+        agent.run("go")
+    losing.join()
+    assert raised.value.error.infrastructure
 
 
 def test_a_step_that_takes_too_long_is_interrupted_and_nothing_is_forgotten(custom_executor: SkerryExecutor) -> None:

@@ -11,6 +11,7 @@ import httpx
 from manager.world import config_of
 from surfaces.server.world import Served, free_port, serving
 
+from skerry.config import Config
 from skerry.model.tenants import Scope, Tenant
 from skerry.providers.base import Provider
 
@@ -54,9 +55,12 @@ async def key_of(served: Served, tenant: str | None = None, *scopes: Scope) -> s
 
 
 @asynccontextmanager
-async def e2b_serving(folder: Path, provider: Provider | None = None, **settings: Any) -> AsyncIterator[E2b]:
+async def e2b_serving(
+    folder: Path, provider: Provider | None = None, config: Config | None = None, **settings: Any
+) -> AsyncIterator[E2b]:
     """A server on a port of its own for E2B's clients, whose sandboxes end with it."""
-    config = None if provider is not None else config_of(folder, provider="local")
+    if provider is None and config is None:
+        config = config_of(folder, provider="local")
     address = f"127.0.0.1:{free_port()}"
     async with (
         serving(folder, provider, config=config, e2b=True, e2b_listen=(address,), **settings) as served,

@@ -197,10 +197,3 @@ async def test_a_provider_without_volumes_says_so(local: E2b) -> None:
     assert "'local' cannot honour 'volumes'" in answer.json()["message"]
     assert answer.headers["should-retry"] == "false"
     assert (await local.call("GET", "/volumes")).json() == []
-
-
-async def test_secrets_say_why_they_are_not_there(e2b: E2b) -> None:
-    answer = await e2b.call("POST", "/secrets", {"name": "a", "value": "s3cret"})
-    assert answer.status_code == 501
-    assert "s3cret" not in answer.text
-    assert (await e2b.http.get("/secrets")).status_code == 401

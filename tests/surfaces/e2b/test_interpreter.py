@@ -126,3 +126,13 @@ async def test_code_whose_client_goes_is_interrupted(client: Client) -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (await client.execute("x"))[1]["text"] == "1"
+
+
+async def test_a_box_that_is_lost_is_no_failure_of_the_code(client: Client) -> None:
+    sandbox = client.box.sandbox
+    await sandbox.connection.provider.destroy(sandbox.id)
+    for path, body in (("/execute", {"code": "1"}), ("/contexts", {})):
+        answer = await client.http.post(path, json=body, headers={"X-Access-Token": "ea_token"})
+        assert answer.status_code == 502  # which is the SDK's word for a sandbox that is not there
+        kind = [answer.headers[f"skerry-{name}"] for name in ("error-code", "retryable", "infrastructure")]
+        assert kind == ["sandbox_gone", "false", "true"]

@@ -23,7 +23,7 @@ from skerry.surfaces.server import listen
 def skerry(*args: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """The command line, with settings by variables alone."""
     program = str(Path(sys.executable).with_name("skerry"))
-    whole = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **env}
+    whole = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "SKERRY_CONFIG": os.devnull, **env}
     return subprocess.run([program, *args], env=whole, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -316,3 +316,13 @@ async def test_hosts_name_ports_of_sandboxes(e2b: E2b) -> None:
     unknown = await e2b.http.get("/", headers={"host": f"4000-{'0' * 32}.localhost:7358"})
     assert "was not found" in unknown.json()["message"]
     assert (await e2b.call("GET", "/sandboxes", headers={"host": "evil.example"})).status_code == 421
+
+
+async def test_what_would_be_left_out_of_a_sandbox_is_refused(e2b: E2b) -> None:
+    tokens = {"tokens": {"aws": {"audience": "a", "tokenType": "JWT-SVID"}}}
+    for asked, name in (({"iam": tokens}, "iam"), ({"network": {"egressProxy": {"address": "p:1"}}}, "egressProxy")):
+        answer = await e2b.call("POST", "/sandboxes", {"templateID": "base", **asked})
+        assert answer.status_code == 422
+        assert name in answer.json()["message"]
+        assert answer.headers["should-retry"] == "false"
+    assert await e2b.served.server.manager.count() == 0

@@ -68,9 +68,15 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, provider: Provider | None = None, *, config: Config | None = None, **settings: Any
+    folder: Path,
+    provider: Provider | None = None,
+    *,
+    config: Config | None = None,
+    has_gate: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
-    """A server with a provider object of the test's own, or with the providers that the host has."""
+    """A server with a provider object of the test's own, or with the providers of the host. These may have a gate,
+    if the test ends it."""
     port = free_port()
     config = config or config_of(folder)
     settings.setdefault("e2b", False)  # its usual address is one for all tests
@@ -79,8 +85,9 @@ async def serving(
     if provider is not None:
         config = msgspec.structs.replace(config, provider=provider.name)
     async with AsyncExitStack() as stack:
-        store = await Store.open(config.database)
-        stack.push_async_callback(store.aclose)
+        store = None if has_gate else await Store.open(config.database)
+        if store is not None:
+            stack.push_async_callback(store.aclose)
         providers = None if provider is None else {provider.name: provider}
         manager = await stack.enter_async_context(AsyncSandboxManager(config, store=store, providers=providers))
         server = Server(manager)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from skerry.errors import SkerryError, printable
+from skerry.errors import SandboxGone, SkerryError, printable
 from skerry.surfaces.rest import problems
 
 JSON = "application/json"
@@ -28,6 +28,17 @@ def failure(status: int, message: str, **more: Any) -> Response:
     return answer({"code": status, "message": message, **more}, status)
 
 
+def kind_of(error: SkerryError) -> dict[str, Any]:
+    """What an answer says of an error beside E2B's own words: SDKs pass that over."""
+    code = error.refusal if isinstance(error, problems.Refused) else error.code
+    return {"error_code": code, "retryable": error.retryable, "infrastructure": error.infrastructure}
+
+
+def kind_headers(error: SkerryError) -> dict[str, str]:
+    """The same as headers, where a body has E2B's own words and no others."""
+    return {f"skerry-{name.replace('_', '-')}": str(value).lower() for name, value in kind_of(error).items()}
+
+
 def of_error(error: SkerryError) -> Response:
     """The answer that tells an error. What has ended is what never was: E2B knows no difference."""
     found = problems.problem_of(error)
@@ -37,14 +48,15 @@ def of_error(error: SkerryError) -> Response:
         headers.setdefault("retry-after", str(problems.RETRY_AFTER_S))
     if not found.retryable:
         headers["should-retry"] = "false"  # the SDK tries 429 and 5xx again by itself
-    body = {"code": status, "message": printable(found.detail), "error_code": found.code}
+    body = {"code": status, "message": printable(found.detail), **kind_of(error)}
     return answer(body, status, headers)
 
 
 def gone(name: str) -> Response:
     """The answer for a sandbox to which nothing gets: the SDK looks for the words `was not found`."""
     message = "The sandbox was not found"
-    return answer({"sandboxId": name, "message": message, "code": 502}, 502, {"should-retry": "false"})
+    body = {"sandboxId": name, "message": message, "code": 502, **kind_of(SandboxGone(message))}
+    return answer(body, 502, {"should-retry": "false"})
 
 
 def port_closed(name: str, port: int) -> Response:

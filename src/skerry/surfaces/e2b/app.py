@@ -33,6 +33,7 @@ from skerry.surfaces.e2b.inside import SERVICES, Inside
 from skerry.surfaces.e2b.keys import Signature
 from skerry.surfaces.e2b.names import ENVD, Place
 from skerry.surfaces.e2b.route import Surface
+from skerry.surfaces.e2b.secrets_calls import Secrets
 from skerry.surfaces.e2b.templates import Templates
 from skerry.surfaces.e2b.volumes import Volumes
 from skerry.surfaces.server.guard import Guard
@@ -45,7 +46,7 @@ _log = logging.getLogger("skerry.server")
 def build(server: Server) -> E2bGuard:
     """The application of a server, for E2B's clients."""
     boxes = Boxes(server)
-    surface = Surface(server, boxes, Templates(server), Volumes(server, boxes))
+    surface = Surface(server, boxes, Templates(server), Volumes(server, boxes), Secrets(server, boxes))
     server.background("e2b", boxes.run)
     control = Starlette(
         routes=[

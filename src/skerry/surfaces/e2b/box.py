@@ -18,6 +18,7 @@ from skerry.model.states import State
 from skerry.model.tenants import Principal
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store.documents import Document
+from skerry.surfaces.e2b.headers import Rules
 from skerry.surfaces.e2b.kept import KIND, Kept, every
 from skerry.surfaces.e2b.keys import Keys, Signature
 from skerry.surfaces.e2b.names import shown
@@ -214,6 +215,8 @@ class Boxes:
         self.keys = Keys(server.manager.store)
         self.envs: dict[SandboxId, dict[str, str]] = {}
         """Environments of sandboxes that were made here, for those that start once more; kept nowhere else."""
+        self.headers: dict[SandboxId, Rules] = {}
+        """Headers that requests of sandboxes get, which may be secret themselves; kept nowhere else."""
         self._exchanges: dict[SandboxId, Exchanges] = {}
         self._locks: dict[SandboxId, asyncio.Lock] = {}
         self._tokens: tuple[float, dict[SandboxId, str]] = (0.0, {})
@@ -228,7 +231,7 @@ class Boxes:
 
     def let_go(self, id: SandboxId) -> None:
         """Forget what goes on with a sandbox that is no more."""
-        for each in (self._exchanges, self._locks, self.envs):
+        for each in (self._exchanges, self._locks, self.envs, self.headers):
             each.pop(id, None)
 
     def wake(self) -> None:

@@ -10,16 +10,18 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from skerry import providers
 from skerry.aio import end
-from skerry.errors import Conflict, LimitReached, NotFound, NotPermitted, SkerryError
+from skerry.errors import Conflict, LimitReached, NotFound, NotPermitted, SkerryError, Unsupported
 from skerry.model.templates import Template
+from skerry.surfaces.e2b.answers import kind_of
 from skerry.surfaces.e2b.kept import KeptBuild, KeptTemplate, Tag
 from skerry.surfaces.e2b.names import TAG
 from skerry.surfaces.e2b.steps import Files, Stage, Step, StepFailed
@@ -33,6 +35,10 @@ _log = logging.getLogger("skerry.server")
 TEMPLATES, BUILDS = "e2b-template", "e2b-build"
 BASE_IMAGES = frozenset({"e2bdev/base", "e2bdev/base:latest"})
 """E2B's own image, which stands for the template `base` here."""
+STEP_FAILED: Mapping[str, Any] = {"error_code": "step_failed", "retryable": False, "infrastructure": False}
+"""What a build is that its own steps made fail."""
+SERVER_FAILED: Mapping[str, Any] = {"error_code": "server_failed", "retryable": False, "infrastructure": True}
+SERVER_ENDED: Mapping[str, Any] = {"error_code": "server_ended", "retryable": True, "infrastructure": True}
 _MOST_LOGS = 2000
 _MOST_AT_ONCE = 4
 _MOST = 64
@@ -87,13 +93,17 @@ class Builds:
         return template, build
 
     async def start(self, build: str, order: Order, call: Call) -> None:
-        """Begin a build. Raises LimitReached, Conflict if it was begun, and NotFound for a base that there is not."""
+        """Begin a build. Raises LimitReached, Conflict if it was begun, NotFound for a base that there is not, and
+        Unsupported where the base's provider has no snapshots."""
         if len(self._running) >= _MOST:
             raise LimitReached(f"{_MOST} builds are under way: wait for some to end")
         kept = (await self.builds.get(build)).body
         if kept.status != "waiting":
             raise Conflict("this build was started already")
         name, options, base = await self._base(order, call)
+        provider = call.manager.complete(None, options).provider
+        if "snapshot" not in (call.manager.loaded_provider(provider) or providers.provider_class(provider)).honours:
+            raise Unsupported("templates", provider, "a build is kept as a snapshot, and it has none; docker does")
         self._logs[build] = []
         await self._note(build, status="building", base=name)
         task = asyncio.create_task(self._run(build, order, options, base, call), name=f"skerry-e2b-build-{build}")
@@ -126,17 +136,17 @@ class Builds:
             async with self._turns, asyncio.timeout(_BUILD_S):
                 await self._build(build, order, options, base, call)
         except StepFailed as error:
-            await self._fail(build, str(error))
+            await self._fail(build, str(error), STEP_FAILED)
         except SkerryError as error:
-            await self._fail(build, error.message)
+            await self._fail(build, error.message, kind_of(error))
         except TimeoutError:
-            await self._fail(build, f"the build took longer than {_BUILD_S:g} s")
+            await self._fail(build, f"the build took longer than {_BUILD_S:g} s", STEP_FAILED)
         except asyncio.CancelledError:
-            await self._fail(build, "the server ended during the build")
+            await self._fail(build, "the server ended during the build", SERVER_ENDED)
             raise
         except Exception as error:
             _log.error("build %s failed", build, exc_info=error)
-            await self._fail(build, "the server failed; its log has more")
+            await self._fail(build, "the server failed; its log has more", SERVER_FAILED)
 
     async def _build(self, build: str, order: Order, options: SpecOptions, base: Template, call: Call) -> None:
         log = self._logs[build]
@@ -214,7 +224,7 @@ class Builds:
         found = await self.builds.get(build)
         return (await self.builds.replace(build, msgspec.structs.replace(found.body, **fields))).body
 
-    async def _fail(self, build: str, reason: str) -> None:
+    async def _fail(self, build: str, reason: str, kind: Mapping[str, Any]) -> None:
         logs = self._logs.pop(build, [])
         with suppress(NotFound):
-            await self._note(build, status="error", reason=reason, logs=tuple(logs))
+            await self._note(build, status="error", reason=reason, kind=dict(kind), logs=tuple(logs))

@@ -20,6 +20,7 @@ from skerry.errors import AgentUnreachable, CallInterrupted, InterpreterDied, In
 from skerry.model.executions import EventType, ExecutionEvent, InterpreterInfo, Rich
 from skerry.sandbox.interpreter import AsyncInterpreter
 from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.surfaces.e2b.answers import kind_headers
 
 KEEP_ALIVE_S = 5.0
 _FIRST_S = 1.0
@@ -103,13 +104,9 @@ async def _body(request: Request, kind: type[Any]) -> Any:
 
 
 def _refused(error: SkerryError) -> Response:
-    """The answer that the SDK makes the right exception of."""
-    if isinstance(error, InterpreterNotFound):
-        return PlainTextResponse(error.message, 500)
-    if isinstance(error, NotFound):
-        return PlainTextResponse(error.message, 404)
-    status = 502 if error.infrastructure or error.retryable else 500
-    return PlainTextResponse(error.message, status)
+    """The answer that the SDK makes the right exception of. Its text is shown as it is, so a header has the kind."""
+    status = 502 if error.infrastructure else 404 if isinstance(error, NotFound) else 500
+    return PlainTextResponse(error.message, status, kind_headers(error))
 
 
 async def _execute(request: Request) -> Response:

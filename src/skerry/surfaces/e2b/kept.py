@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -106,6 +106,8 @@ class KeptBuild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     """Those that it gets when it is ready."""
     reason: str = ""
+    kind: dict[str, Any] = {}
+    """What sort of failure that is."""
     step: str = ""
     logs: tuple[str, ...] = ()
     base: str = ""

@@ -19,6 +19,7 @@ from skerry.surfaces.rest.route import read_body, whole_body
 
 if TYPE_CHECKING:
     from skerry.manager.manager import AsyncSandboxManager
+    from skerry.surfaces.e2b.secrets_calls import Secrets
     from skerry.surfaces.e2b.templates import Templates
     from skerry.surfaces.e2b.volumes import Volumes
     from skerry.surfaces.server.server import Server
@@ -30,11 +31,12 @@ _log = logging.getLogger("skerry.server")
 class Surface:
     """What all calls share."""
 
-    def __init__(self, server: Server, boxes: Boxes, templates: Templates, volumes: Volumes) -> None:
+    def __init__(self, server: Server, boxes: Boxes, templates: Templates, volumes: Volumes, secrets: Secrets) -> None:
         self.server = server
         self.boxes = boxes
         self.templates = templates
         self.volumes = volumes
+        self.secrets = secrets
 
 
 class Call:
@@ -48,6 +50,7 @@ class Call:
         self.boxes = surface.boxes
         self.templates = surface.templates
         self.volumes = surface.volumes
+        self.secrets = surface.secrets
         self.request = request
         self.principal = principal
         self.manager = manager

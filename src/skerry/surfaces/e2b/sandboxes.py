@@ -12,12 +12,13 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from skerry.errors import Conflict, FileError, InvalidSpec, NotFound, SkerryError
+from skerry.aio import run_to_end
+from skerry.errors import Conflict, FileError, InvalidSpec, NotFound, SkerryError, Unsupported
 from skerry.model.spec import SandboxId, Spec
 from skerry.model.states import State
 from skerry.model.tenants import Scope
 from skerry.sandbox.users import account
-from skerry.surfaces.e2b import egress, wire
+from skerry.surfaces.e2b import egress, headers, wire
 from skerry.surfaces.e2b.answers import answer
 from skerry.surfaces.e2b.box import E2bSandbox
 from skerry.surfaces.e2b.kept import Kept, Network
@@ -63,10 +64,15 @@ def routes(surface: Surface) -> list[BaseRoute]:
 async def create(call: Call) -> Response:
     """Make a sandbox of a template or a snapshot."""
     asked = await call.body(wire.NewSandbox)
+    if asked.iam:
+        raise Unsupported("iam", "e2b", "there are no identity tokens here; secrets can be put into requests")
     template = await call.templates.find(asked.template_id, call)
     network = egress.read(asked.network)
     _refuse_addresses(call, network)
-    way = egress.way_of(network, asked.allow_internet_access, template.allow)
+    rules = headers.read(asked.network)
+    await headers.check(rules, call.secrets, call.project)
+    hosts = headers.secrets_of(rules)
+    way = egress.way_of(network, asked.allow_internet_access, template.allow, rules, rules)
     auto_pause = bool(asked.auto_pause)
     options: SpecOptions = {
         **template.options(),
@@ -77,9 +83,9 @@ async def create(call: Call) -> Response:
     env = {**options.get("env", {}), **(asked.env_vars or {})}
     options["env"] = env
     if options.get("network", "rules") == "rules":
-        if way.allow or template.allow or "network" in options:  # else there is nothing that it could reach
-            options |= {"network": "rules", "allow": way.allow, "deny": way.deny}
-    elif asked.allow_internet_access is False or network.allow_out or network.deny_out:
+        if way.allow or template.allow or rules or "network" in options:  # else there is nothing that it could reach
+            options |= {"network": "rules", "allow": way.allow, "deny": way.deny, "secrets": hosts}
+    elif asked.allow_internet_access is False or network.allow_out or network.deny_out or rules:
         raise InvalidSpec("network: this template's own network has no rules", field="network")
     if asked.volume_mounts:
         provider = call.manager.complete(None, options).provider
@@ -98,12 +104,24 @@ async def create(call: Call) -> Response:
         network=network,
     )
     box = await make(call, call.manager.complete(None, options), kept, call.request.headers.get("idempotency-key"))
+    if rules:
+        await _give_headers(call, box, rules)
     if template.template.admin:
         await _give_home(box)
     if not template.has_files:
         with suppress(FileError):  # there is no such home
             await box.sandbox.files.write(f"{_HOME}/.profile", _PROFILE)
     return answer(wire.created(box, call.domain), 201)
+
+
+async def _give_headers(call: Call, box: E2bSandbox, rules: headers.Rules) -> None:
+    """Have the gate know the headers of a new sandbox, or end it."""
+    call.boxes.headers[box.id] = rules
+    try:
+        await headers.provide(box, rules, call.secrets)
+    except BaseException:
+        await run_to_end(box.kill())
+        raise
 
 
 async def _give_home(box: E2bSandbox) -> None:
@@ -171,6 +189,8 @@ async def connect(call: Call) -> Response:
     timeout = (await call.body(wire.Connect)).timeout
     box = await call.box()
     was_paused = await box.connect(None if timeout is None else float(timeout))
+    if rules := call.boxes.headers.get(box.id):
+        await headers.provide(box, rules, call.secrets)  # the gate may have been started anew meanwhile
     return answer(wire.created(box, call.domain), 201 if was_paused else 200)
 
 
@@ -241,16 +261,27 @@ async def _measure(box: E2bSandbox) -> dict[str, Any]:
 
 async def set_network(call: Call) -> Response:
     """Have these rules and no others, beside what the template allows."""
-    asked = await call.body(dict[str, Any])
+    given = await call.body(dict[str, Any])
     box = await call.box()
-    internet = asked.pop("allow_internet_access", None)
-    network = egress.read(asked)
+    internet = given.pop("allow_internet_access", None)
+    network = egress.read(given)
     _refuse_addresses(call, network)
     kept = box.kept.network
     network = msgspec.structs.replace(
         network, allow_public_traffic=kept.allow_public_traffic, mask_request_host=kept.mask_request_host
     )
-    way = egress.way_of(network, internet, await call.templates.allowed(box.kept.template, call))
+    rules, hosts = headers.read(given), headers.hosts_of(box.record.spec.secrets)
+    if more := sorted(rules.keys() - hosts.keys()):
+        reason = (
+            f"headers are put into requests for hosts that were named when the sandbox was made, and {more[0]} was not"
+        )
+        raise Unsupported("network.rules", box.record.spec.provider, reason)
+    await headers.check(rules, call.secrets, box.project)
+    allowed = await call.templates.allowed(box.kept.template, call)
+    way = egress.way_of(network, internet, allowed, rules, hosts)
+    if hosts:
+        call.boxes.headers[box.id] = rules
+        await headers.provide(box, rules, call.secrets)
     if way.allow or box.record.spec.network != "none":  # which is nothing to reach already
         await box.sandbox.network.set(allow=way.allow, deny=way.deny)
     await box.change(network=network, internet=internet)
@@ -279,7 +310,10 @@ async def _fork(call: Call, box: E2bSandbox, timeout_s: float) -> dict[str, Any]
         made = await box.manager.fork(box.id, lifetime=lifetime, env=env)
         kept = msgspec.structs.replace(box.kept, timeout_s=timeout_s, paused=False).begun()
         await take_in(call, made.id, kept, env)
-        return {"sandbox": wire.created(await call.boxes.get(made.id, call.principal), call.domain)}
+        forked = await call.boxes.get(made.id, call.principal)
+        if rules := call.boxes.headers.get(box.id):
+            await _give_headers(call, forked, rules)
+        return {"sandbox": wire.created(forked, call.domain)}
     except SkerryError as error:
         return {"error": {"code": 500, "message": error.message}}
 

@@ -22,7 +22,7 @@ from skerry.model.tenants import Scope
 from skerry.store.documents import Document
 from skerry.surfaces.e2b import answers, names, snapshots, wire
 from skerry.surfaces.e2b.answers import answer
-from skerry.surfaces.e2b.builds import Order
+from skerry.surfaces.e2b.builds import SERVER_ENDED, Order
 from skerry.surfaces.e2b.kept import KeptBuild, KeptTemplate
 from skerry.surfaces.e2b.route import Call, Surface, route
 from skerry.surfaces.rest.problems import Refused
@@ -161,12 +161,12 @@ async def build_status(call: Call) -> dict[str, Any]:
     offset = call.request.query_params.get("logsOffset", "0")
     lines = builds.logs(id, kept)[int(offset) if offset.isascii() and offset.isdecimal() else 0 :][:_LOGS_AT_ONCE]
     entries = [{"timestamp": wire.instant(kept.at), "level": "info", "message": line} for line in lines]
-    status, reason = kept.status, kept.reason
+    status, reason, kind = kept.status, kept.reason, kept.kind
     if status == "building" and not builds.is_running(id) and time.time() > kept.at + _UPLOAD_S:
-        status, reason = "error", "the server ended during the build"
+        status, reason, kind = "error", "the server ended during the build", dict(SERVER_ENDED)
     body: dict[str, Any] = {"templateID": kept.template, "buildID": id, "status": status}
     if status == "error":
-        body["reason"] = {"message": reason, "step": kept.step, "logEntries": []}
+        body["reason"] = {"message": reason, "step": kept.step, "logEntries": [], **kind}
     return {**body, "logs": list(lines), "logEntries": entries}
 
 

@@ -138,3 +138,21 @@ async def test_a_client_that_goes_before_anything_is_told_is_no_failure_of_ours(
             await writer.wait_closed()
         assert (await envd.run("echo", "well"))[0] == b"well\n"
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def test_an_error_says_in_our_words_too_what_it_is_and_whether_the_machinery_failed(
+    envd: Client, boxed: Sandboxed
+) -> None:
+    missing = (await envd.call("filesystem.Filesystem/Stat", {"path": "/nothing"})).json()
+    assert (missing["code"], missing["error_code"], missing["infrastructure"]) == ("not_found", "path_not_found", False)
+    content = await envd.http.get("/files?path=/nothing")
+    assert content.json() == {"code": 404, "message": "path '/nothing' does not exist"}  # and nothing more, for the SDK
+    assert content.headers["skerry-error-code"] == "path_not_found"
+    assert content.headers["skerry-infrastructure"] == "false"
+    await boxed.sandbox.connection.provider.destroy(boxed.sandbox.id)
+    for answer in (
+        await envd.call("filesystem.Filesystem/Stat", {"path": "/"}),
+        await envd.http.get("/files?path=/nothing"),
+    ):
+        assert answer.status_code == 502
+        assert (answer.json()["error_code"], answer.json()["infrastructure"]) == ("sandbox_gone", True)

@@ -83,8 +83,8 @@ def display(*values: object, raw: bool = False, **_: "Any") -> None:
 
 
 def refuse_input(prompt: object = "", *_: object, **__: object) -> str:
-    message = "input() is not possible here: nobody types. Give the value in the code (asked for: {!r})"
-    raise StdinNotImplementedError(message.format(str(prompt)[:200]))
+    asked = f" (asked for: {str(prompt)[:200]!r})" if str(prompt) else ""
+    raise StdinNotImplementedError("input() is not possible here: nobody types. Give the value in the code" + asked)
 
 
 def run_shell(command: str) -> None:

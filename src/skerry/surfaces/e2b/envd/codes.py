@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from skerry import errors
+from skerry.surfaces.e2b.answers import kind_of
 
 STATUS = {
     "canceled": 499, "unknown": 500, "invalid_argument": 400, "deadline_exceeded": 504, "not_found": 404,
@@ -28,13 +32,15 @@ _GONE = (errors.AgentUnreachable, errors.WrongState, errors.CallInterrupted)
 class RpcError(Exception):
     """A call that fails with a code of Connect's."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, kind: Mapping[str, Any] | None = None) -> None:
+        """`kind` is what it says beside that, for programs that know ours."""
         super().__init__(message)
         self.code = code
+        self._kind = kind or {}
 
     @property
-    def body(self) -> dict[str, str]:
-        return {"code": self.code, "message": errors.printable(str(self))}
+    def body(self) -> dict[str, Any]:
+        return {"code": self.code, "message": errors.printable(str(self)), **self._kind}
 
 
 def is_gone(error: Exception) -> bool:
@@ -42,9 +48,9 @@ def is_gone(error: Exception) -> bool:
     return isinstance(error, _GONE)
 
 
-def rpc_error(error: Exception) -> RpcError:
+def rpc_error(error: errors.SkerryError | RpcError) -> RpcError:
     """An error of ours as one of a call."""
     if isinstance(error, RpcError):
         return error
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
-    return RpcError(code, str(error))
+    return RpcError(code, str(error), kind_of(error))

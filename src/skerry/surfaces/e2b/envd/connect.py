@@ -202,7 +202,7 @@ async def _while_client_waits(request: Request, work: Awaitable[dict[str, Any]])
         await end(task, gone)
 
 
-def _refusal(request: Request, error: Exception) -> Response:
+def _refusal(request: Request, error: SkerryError | RpcError) -> Response:
     """The answer to a call that fails."""
     if is_gone(error):
         return answers.gone(envd_of(request).name)
@@ -215,7 +215,7 @@ def _refusal(request: Request, error: Exception) -> Response:
     return Response(_encode(found.body), STATUS[found.code], headers, JSON)
 
 
-def _stream_refusal(request: Request, error: Exception) -> Response:
+def _stream_refusal(request: Request, error: SkerryError | RpcError) -> Response:
     """The answer to a stream that fails before it begins: its status is a success all the same."""
     if is_gone(error):
         return answers.gone(envd_of(request).name)

@@ -246,4 +246,6 @@ def refusal(request: Request, error: SkerryError) -> Response:
     if is_gone(error):
         return answers.gone(envd_of(request).name)
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
-    return answers.of_error(error) if status is None else answers.failure(status, str(error))
+    found = answers.of_error(error) if status is None else answers.failure(status, str(error))
+    found.headers.update(answers.kind_headers(error))
+    return found
