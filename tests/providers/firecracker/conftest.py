@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from providers.firecracker.fc_world import provider_on, running_in
+from providers.firecracker.fc_world import Make, provider_on, running_in
 from vm.firecracker.installing import StandIns, install
 
 from skerry.host import uids
+from skerry.model.spec import Spec
 from skerry.providers.firecracker import Firecracker
 from skerry.providers.machine import images
+from skerry.sandbox.sandbox import AsyncSandbox
+from skerry.testing.conformance import base as conformance
 from skerry.vm.firecracker import probe
 from skerry.vm.images import disks
 
@@ -46,3 +49,17 @@ async def provider(world_folder: Path, stand_ins: StandIns) -> AsyncIterator[Fir
     await made.aclose()
     assert not boxes
     assert stand_ins.violations == []
+
+
+@pytest.fixture
+async def make(provider: Firecracker) -> AsyncIterator[Make]:
+    made: list[AsyncSandbox] = []
+
+    async def one(**options: object) -> AsyncSandbox:
+        spec = Spec.of(**{"provider": "firecracker", "data": False, **options})  # type: ignore[arg-type]
+        made.append(await conformance.make(spec, provider))
+        return made[-1]
+
+    yield one
+    for sandbox in made:
+        await sandbox.destroy(volumes=True)

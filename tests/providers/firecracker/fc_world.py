@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from vm.firecracker.world import kernel_head
 
 from skerry.providers.firecracker import Firecracker, FirecrackerConfig
 from skerry.providers.machine import images
+from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.vm.base import Kernel
 from skerry.vm.firecracker import probe
+from skerry.vm.folder import VmFolder
 from skerry.vm.images import disks
 from skerry.vm.images.store import ImageStore, VmImage
+
+Make = Callable[..., Awaitable[AsyncSandbox]]
 
 
 class NoStore(ImageStore):
@@ -93,3 +98,7 @@ def running_in(folder: Path) -> set[int]:
         except OSError:
             continue
     return found
+
+
+def machine_of(world_folder: Path, sandbox: AsyncSandbox) -> VmFolder:
+    return VmFolder(world_folder / "state" / sandbox.id / "vm")

@@ -2,72 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from manager.world import config_of
-from providers.firecracker import fc_victim
-from providers.firecracker.fc_world import config_on, provider_on, running_in
+from providers.firecracker.fc_world import Make, config_on, machine_of, provider_on, running_in
 from vm.firecracker.installing import StandIns
 
 from skerry.errors import (
-    AgentUnreachable,
     CreateFailed,
     ProviderError,
     ProviderUnavailable,
-    SkerryError,
     Unsupported,
-    WrongState,
 )
-from skerry.host import processes, uids
+from skerry.host import uids
 from skerry.manager.manager import AsyncSandboxManager
-from skerry.model.spec import Network, Spec, new_id
+from skerry.model.spec import Network, Spec
 from skerry.net.http import HttpClient
 from skerry.providers.base import BoxState
 from skerry.providers.firecracker import Firecracker
 from skerry.providers.machine import plan, power
 from skerry.providers.shared import loopback
 from skerry.sandbox.sandbox import AsyncSandbox
-from skerry.testing.conformance import base as conformance
-from skerry.testing.conformance.base import eventually
-from skerry.vm import guest
 from skerry.vm.base import FIRST_CID
 from skerry.vm.firecracker import probe
 from skerry.vm.firecracker.jail import API
 from skerry.vm.firecracker.snapshot_note import MachineNote
-from skerry.vm.folder import VmFolder
-
-Make = Callable[..., Awaitable[AsyncSandbox]]
-
-
-@pytest.fixture
-async def make(provider: Firecracker) -> AsyncIterator[Make]:
-    made: list[AsyncSandbox] = []
-
-    async def one(**options: object) -> AsyncSandbox:
-        spec = Spec.of(**{"provider": "firecracker", "data": False, **options})  # type: ignore[arg-type]
-        made.append(await conformance.make(spec, provider))
-        return made[-1]
-
-    yield one
-    for sandbox in made:
-        await sandbox.destroy(volumes=True)
-
-
-def _machine(world_folder: Path, sandbox: AsyncSandbox) -> VmFolder:
-    return VmFolder(world_folder / "state" / sandbox.id / "vm")
 
 
 async def test_a_box_is_a_machine_whose_agent_runs_commands(make: Make, provider: Firecracker) -> None:
@@ -140,7 +105,7 @@ async def test_a_file_of_ours_in_place_of_a_disk_is_in_no_snapshot(
 ) -> None:
     sandbox = await make()
     await provider.stop(sandbox.id)
-    disk, secret = _machine(world_folder, sandbox).file("disk.raw"), world_folder / "secret"
+    disk, secret = machine_of(world_folder, sandbox).file("disk.raw"), world_folder / "secret"
     secret.write_bytes(b"secret" * 1000)
     disk.unlink()
     put(secret, disk)
@@ -233,89 +198,6 @@ async def test_a_second_agent_ends_with_its_stream(make: Make) -> None:
     assert (await sandbox.exec("echo other", user="nobody")).text == "other\n"
 
 
-@pytest.mark.parametrize("party", ["vmm", "warden"])
-async def test_a_box_whose_processes_are_killed_is_stopped_and_gone_after_a_destroy(
-    make: Make, provider: Firecracker, world_folder: Path, party: str
-) -> None:
-    sandbox = await make()
-    vm = _machine(world_folder, sandbox).read()
-    assert vm is not None
-    process = getattr(vm, party)
-    os.kill(process.pid, signal.SIGKILL)
-
-    async def is_stopped() -> bool:
-        return (await provider.discover())[sandbox.id].state is BoxState.STOPPED
-
-    await eventually(is_stopped, "the box is stopped: its disk is there, and it can be started again")
-    assert running_in(world_folder) == set(), "what is called stopped does not run"
-    with pytest.raises(SkerryError):
-        await sandbox.exec("true")
-    await provider.destroy(sandbox.id)
-    assert running_in(world_folder) == set()
-
-
-@pytest.mark.parametrize("verb", ["snapshot", "pause", "start", "dial"])
-async def test_no_verb_takes_a_machine_that_has_lost_its_warden_for_a_stopped_one(
-    make: Make, provider: Firecracker, world_folder: Path, verb: str
-) -> None:
-    """A jailed one outlives its warden: a copy of its disk would be of one that changes."""
-    sandbox = await make()
-    await sandbox.files.write("kept", "here")
-    async with guest.control(_machine(world_folder, sandbox), 10) as client:
-        await client.call("freeze", type=dict[str, Any])
-    vm = _machine(world_folder, sandbox).read()
-    assert vm is not None
-    assert vm.warden is not None
-    assert vm.vmm is not None
-    os.kill(vm.warden.pid, signal.SIGKILL)
-    await asyncio.to_thread(processes.wait_until_dead, [vm.warden], 10)
-    if verb == "snapshot":
-        await provider.snapshot(sandbox.id, "dead")
-        await provider.remove_snapshot("dead")
-    elif verb == "start":
-        await provider.start(sandbox.id, sandbox.spec)
-        assert await sandbox.files.read_text("kept") == "here"
-    else:
-        with pytest.raises((WrongState, AgentUnreachable), match="not run"):
-            await (provider.pause(sandbox.id) if verb == "pause" else provider.dial(sandbox.id))
-    assert not vm.vmm.is_alive()
-
-
-async def test_a_machine_that_does_not_die_is_no_reason_not_to_tell_of_others(
-    make: Make, provider: Firecracker, world_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left_alone, other = await make(), await make()
-    vm = _machine(world_folder, left_alone).read()
-    assert vm is not None
-    assert vm.warden is not None
-    os.kill(vm.warden.pid, signal.SIGKILL)
-    assert await asyncio.to_thread(processes.wait_until_dead, [vm.warden], 10)
-    with monkeypatch.context() as undying:
-        undying.setattr(processes, "wait_until_dead", lambda *_, **__: False)
-        states = {id: status.state for id, status in (await provider.discover()).items()}
-    if uids.are_available():  # else it died with its warden
-        assert states[left_alone.id] is BoxState.RUNNING
-    assert states[other.id] is BoxState.RUNNING
-
-
-async def test_a_machine_whose_hypervisor_answers_nobody_is_told_of_and_stopped_like_others(
-    make: Make, provider: Firecracker, world_folder: Path
-) -> None:
-    """One that was taken over may do so, or somebody who holds all connections that it takes."""
-    paused, other = await make(), await make()
-    await provider.pause(paused.id)
-    folder = _machine(world_folder, paused)
-    with contextlib.ExitStack() as stack:
-        for _ in range(10):
-            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
-            with VmFolder(folder.file(MachineNote.read(folder.path).home)).short() as home:
-                connection.connect(f"{home}/{API}")
-        states = {id: status.state for id, status in (await provider.discover()).items()}
-        assert states == {paused.id: BoxState.PAUSED, other.id: BoxState.RUNNING}
-        await provider.stop(paused.id)
-    assert (await provider.discover())[paused.id].state is BoxState.STOPPED
-
-
 async def test_a_template_that_cannot_be_restored_is_made_anew(
     make: Make, provider: Firecracker, world_folder: Path, stand_ins: StandIns
 ) -> None:
@@ -339,78 +221,6 @@ async def test_a_box_that_does_not_come_up_says_why_and_leaves_nothing(
     with pytest.raises(CreateFailed, match="ended while it answered PUT /vsock"):
         await AsyncSandbox.create(Spec(provider="firecracker", data=False), provider)
     assert running_in(world_folder) == set()
-
-
-@pytest.mark.parametrize("point", fc_victim.POINTS)
-async def test_a_maker_that_is_killed_leaves_what_destroy_removes(
-    provider: Firecracker, world_folder: Path, point: str
-) -> None:
-    id = new_id()
-    await _kill_maker(world_folder, id, point)
-    status = (await provider.discover()).get(id)
-    assert status is None or status.state is not BoxState.RUNNING
-    await provider.destroy(id, volumes=True)
-    assert running_in(world_folder) == set()
-    assert id not in await provider.discover()
-
-
-@pytest.mark.parametrize(
-    ("point", "is_first", "next_"),
-    [
-        (fc_victim.NOTE, False, "discover"),
-        (fc_victim.NOTE, False, "snapshot"),
-        (fc_victim.LAUNCH, False, "discover"),
-        ("PUT /snapshot/load", False, "start"),
-        ("PUT /actions", True, "discover"),
-        ("PUT /actions", True, "destroy"),
-    ],
-)
-async def test_a_box_whose_starter_was_killed_is_stopped_and_nothing_of_it_runs(
-    make: Make, provider: Firecracker, world_folder: Path, point: str, is_first: bool, next_: str
-) -> None:
-    """Its processes may be noted or not, and it may have been the first that needs a template."""
-    sandbox = await make()
-    await sandbox.files.write("kept", "here")
-    await provider.stop(sandbox.id)
-    if is_first:
-        shutil.rmtree(world_folder / "cache/vm/templates")
-    await _kill_maker(world_folder, sandbox.id, point)
-    assert running_in(world_folder)
-    if next_ == "discover":
-        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
-        assert not _machine(world_folder, sandbox).may_run(), "it is not killed at every look"
-    elif next_ == "snapshot":
-        await provider.snapshot(sandbox.id, "off")
-        await provider.remove_snapshot("off")
-    elif next_ == "start":
-        await provider.start(sandbox.id, sandbox.spec)
-        assert await sandbox.files.read_text("kept") == "here"
-        return
-    else:
-        await provider.destroy(sandbox.id)
-    assert running_in(world_folder) == set()
-
-
-async def test_a_look_leaves_a_box_alone_that_is_being_started(
-    make: Make, provider: Firecracker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandbox = await make()
-    await provider.stop(sandbox.id)
-    become = guest.become
-
-    async def looked(*arguments: Any, **options: Any) -> None:
-        assert (await provider.discover())[sandbox.id].state is BoxState.STOPPED
-        await become(*arguments, **options)
-
-    monkeypatch.setattr(guest, "become", looked)
-    await provider.start(sandbox.id, sandbox.spec)
-    assert (await sandbox.exec("echo on")).text == "on\n"
-
-
-async def _kill_maker(world_folder: Path, id: str, point: str) -> None:
-    command = [sys.executable, fc_victim.__file__, str(world_folder), id, point]
-    done = await asyncio.to_thread(subprocess.run, command, timeout=50, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 async def test_a_network_is_refused_with_what_to_do_instead(provider: Firecracker) -> None:
