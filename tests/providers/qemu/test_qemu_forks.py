@@ -12,7 +12,7 @@ from providers.qemu.host import Make, machines_in
 from skerry.errors import Conflict, InvalidSpec
 from skerry.model.spec import Spec
 from skerry.providers.base import BoxState
-from skerry.providers.qemu import Qemu
+from skerry.providers.qemu import Qemu, QemuConfig
 from skerry.sandbox.sandbox import AsyncSandbox
 
 pytestmark = pytest.mark.timeout(240)
@@ -148,7 +148,7 @@ async def test_a_box_that_is_paused_or_sleeps_is_branched_and_stays_so(make: Mak
     assert await _above(source, at + 1) > at
 
 
-async def test_a_damaged_memory_makes_no_box(make: Make, qemu: Qemu, state_dir: Path) -> None:
+async def test_a_damaged_memory_makes_no_box(make: Make, qemu: Qemu, config: QemuConfig, state_dir: Path) -> None:
     source = await make()
     await qemu.snapshot_memory(source.id, "running")
     memory = state_dir / "snapshots/running/memory/memory"
@@ -157,9 +157,12 @@ async def test_a_damaged_memory_makes_no_box(make: Make, qemu: Qemu, state_dir: 
     with open(memory, "r+b") as file:
         file.seek(16 << 20)
         file.write(b"damage")
+    memory.chmod(before.st_mode & 0o777)
     os.utime(memory, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = Qemu(config)  # who has not just written it
     with pytest.raises(Conflict, match="damaged"):
-        await AsyncSandbox.create(Spec.of(provider="qemu", data=False, snapshot="running"), qemu)
+        await AsyncSandbox.create(Spec.of(provider="qemu", data=False, snapshot="running"), after)
+    await after.aclose()
     assert set(await qemu.discover()) == {source.id}
     assert len(machines_in(state_dir)) == 1
     await qemu.remove_snapshot("running")

@@ -85,6 +85,7 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
             box.write_meta(meta)
         box.vm.make()
         kept = None if taken is None else self.snapshots.memory(taken)
+        is_fresh = taken is not None and self.snapshots.is_fresh(taken)
         data = None if taken is None else await self.snapshots.data(taken)
         if kept is not None and data is None and wanted is not None:
             raise InvalidSpec("data: what runs in the snapshot has no volume; leave it out", field="data")
@@ -96,7 +97,9 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         below = await self._base(box, limits.disk) if taken is None else await self.snapshots.disk(taken)
         drive = await self.hypervisor.make_disk(box.vm, _DISK, base=below, size=limits.disk)
         box.write_disk(Disk(drive=drive, below=str(below), size=limits.disk))
-        await self._start(box, meta, spec, limits, source, kept)
+        await self._start(box, meta, spec, limits, source, kept, is_fresh=is_fresh)
+        if taken is not None:
+            self.snapshots.trust(taken)
 
     async def _base(self, box: MachineBox, size: int) -> Path:
         """Blank file below a new disk, linked from the cache, where another may be in its place at the next start."""
@@ -120,6 +123,8 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         limits: BoxLimits,
         source: Source,
         kept: Path | None = None,
+        *,
+        is_fresh: bool = False,
     ) -> None:
         """Start it; with a memory that was `kept` it goes on from there."""
         disk = box.read_disk()
@@ -146,7 +151,7 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         name, machine_id = plan.hostname(box.id), plan.machine_id(box.id)
         async with self.boot_limit.slot():
             if kept is not None:
-                with contextlib.closing(await self._go_on(box, started, kept)) as client:
+                with contextlib.closing(await self._go_on(box, started, kept, is_fresh=is_fresh)) as client:
                     await guest.reseed_and_thaw(client, name, machine_id)
             else:
                 new = await self._clone(box, machine, host_limits, source)
@@ -165,10 +170,13 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
                 await loopback.check(agent, spec)
         box.mark_whole()
 
-    async def _go_on(self, box: MachineBox, started: Started, kept: Path) -> AgentClient:
+    async def _go_on(self, box: MachineBox, started: Started, kept: Path, *, is_fresh: bool) -> AgentClient:
         """Start it with the memory of another, in which nothing of its user's goes on yet. Raises Conflict."""
-        await memory.bring_back(self.hypervisor, box.vm, started.machine, started.limits, kept)
-        await self.hypervisor.resume(box.vm)
+        if is_fresh:
+            await self.hypervisor.restore(box.vm, started.machine, kept, started.limits)
+        else:
+            await memory.bring_back(self.hypervisor, box.vm, started.machine, started.limits, kept)
+            await self.hypervisor.resume(box.vm)
         return await guest.greet(box.vm, min(_ANSWER_S, self.timeout_s / 2))
 
     async def _clone(

@@ -27,6 +27,8 @@ _DISK = "disk.raw"
 _DATA = "data.raw"
 _MEMORY = "memory"
 _CHUNK = 1 << 20
+_FRESH_S = 30.0
+"""How long what was just written or compared is not compared once more: many boxes are made of one at once."""
 
 
 def memory_beside(disk: Path) -> Path:
@@ -70,6 +72,7 @@ class DiskSnapshots:
         self._boxes = state_dir
         self._cache = ArtifactCache(state_dir / "snapshots")
         self._folder = self._cache.folder
+        self._fresh: dict[str, tuple[float, object]] = {}
 
     async def take(self, box: MachineBox, meta: MachineMeta, name: str, copy: Copy) -> Snapshot:
         """Take one, whole or not at all. Raises Conflict if the name is taken, and ProviderError."""
@@ -84,7 +87,22 @@ class DiskSnapshots:
         except OSError as error:
             self.refuse_taken(name)
             raise ProviderError(f"the snapshot {name!r} cannot be taken: {error}") from error
+        self.trust(taken)
         return taken.told()
+
+    def trust(self, taken: Taken) -> None:
+        """Take its files for what was put there, for a while, unless they change."""
+        self._fresh = {name: each for name, each in self._fresh.items() if each[0] > time.monotonic()}
+        self._fresh[taken.name] = time.monotonic() + _FRESH_S, self._stamp(taken)
+
+    def is_fresh(self, taken: Taken) -> bool:
+        until, stamp = self._fresh.get(taken.name, (0.0, None))
+        return time.monotonic() < until and stamp == self._stamp(taken)
+
+    def _stamp(self, taken: Taken) -> object:
+        files = [path for path in (self._folder / taken.name).rglob("*") if path.is_file()]
+        found = [(path, path.stat()) for path in sorted(files)]
+        return [(path, status.st_ino, status.st_size, status.st_ctime_ns) for path, status in found]
 
     def refuse_taken(self, name: str) -> None:
         if (self._folder / name).exists():
@@ -111,6 +129,8 @@ class DiskSnapshots:
 
     async def _whole(self, taken: Taken, name: str, wanted: str) -> Path:
         disk = self._folder / taken.name / name
+        if self.is_fresh(taken):
+            return disk
         try:
             found = await asyncio.to_thread(checksum, disk)
         except OSError as error:

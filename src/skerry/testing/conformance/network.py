@@ -200,11 +200,10 @@ class NetworkTests(Suite):
             if Capability.PAUSE in provider.capabilities:
                 await verbs.pause(sandbox.id)
                 await verbs.resume(sandbox.id)
-                assert await self._is_prepared(sandbox)
-            if Capability.MEMORY in provider.capabilities:
-                await sandbox.close()
-                await verbs.sleep(sandbox.id)
-                await verbs.resume(sandbox.id)
+                if Capability.MEMORY in provider.capabilities:
+                    await sandbox.close()
+                    await verbs.sleep(sandbox.id)
+                    await verbs.resume(sandbox.id)
                 assert await self._is_prepared(sandbox)
             if Capability.STOP in provider.capabilities:
                 await sandbox.close()
