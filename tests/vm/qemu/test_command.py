@@ -146,7 +146,7 @@ def test_memory_is_a_file_only_if_it_is_to_be_saved(saveable: bool, memory: str)
 @pytest.mark.parametrize("saved", [None, Path("/saved/memory")])
 def test_equal_pages_of_machines_are_merged_only_if_the_host_says_so(saved: Path | None, merges: bool) -> None:
     what = command(MACHINE, SOFTWARE._replace(merges_memory=merges), LAYERS, saved)
-    assert f"merge={'on' if merges else 'off'}" in options(what, "-object")[0].split(",")
+    assert f"mem-merge={'on' if merges else 'off'}" in options(what, "-machine")
 
 
 @pytest.mark.parametrize("read_only", [False, True])

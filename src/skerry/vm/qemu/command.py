@@ -89,6 +89,7 @@ def command(
     if machine.network == "user":
         argv += ["-netdev", "user,id=net,ipv6=off"]
     argv += shape(machine, host.accelerator, has_vsock=host.cid is not None)
+    argv += ["-machine", f"mem-merge={'on' if host.merges_memory else 'off'}"]  # QEMU's default is on
     if host.cid is None:
         argv += ["-chardev", f"socket,id=agent,fd={launch.CHANNEL_FD}"]
     else:
@@ -133,7 +134,7 @@ def _file(path: Path, files: list[Path]) -> str:
 
 
 def _memory(machine: Machine, host: HostFacts, files: list[Path], saved: Path | None) -> str:
-    size = f"id=ram,size={machine.memory_mib}M,merge={'on' if host.merges_memory else 'off'}"  # QEMU's default is on
+    size = f"id=ram,size={machine.memory_mib}M"
     if saved is not None:
         # each clone's changes are its own; an older QEMU opens the file for writing though it never writes
         read_only = ",readonly=on,rom=off" if host.opens_memory_read_only else ""
