@@ -224,6 +224,31 @@ async def test_a_create_on_a_full_host_is_refused_and_leaves_nothing(tmp_path: P
         await store.aclose()
 
 
+async def test_a_create_is_three_changes_of_the_registry_and_nothing_read(
+    tmp_path: Path, here: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(f"{tmp_path}/registry.db")
+    config = config_of(tmp_path, provider="folders", max_boots=4)
+    try:
+        async with AsyncSandboxManager(config, store=store, providers={"folders": here}) as manager:
+            await manager.create()
+            transact, writes = store._database.transact, list[bool]()
+
+            async def count(work: Any, *, write: bool = True, frees: bool = False) -> Any:
+                writes.append(write)
+                return await transact(work, write=write, frees=frees)
+
+            monkeypatch.setattr(store._database, "transact", count)
+            await manager.create()
+            assert writes == [True] * 3
+            await asyncio.gather(*(manager.create() for _ in range(40)))
+            assert all(writes), "one that waits for its turn to boot does not ask the registry for it"
+            assert len(writes) - 3 <= 40 * 4, "but for the first in line, when one has ended"
+            monkeypatch.undo()
+    finally:
+        await store.aclose()
+
+
 def test_the_setting_is_a_size(own_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load().min_free_memory == 256 * M
     assert load({"min_free_memory": "1G"}).min_free_memory == 1 << 30

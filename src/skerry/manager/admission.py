@@ -23,7 +23,7 @@ Look = Callable[..., Room]
 
 _ROOM_WAIT_S = (0.02, 0.25)
 """First and longest wait between two looks for room."""
-_SLOT_WAIT_S = (0.005, 0.1)
+_SLOT_WAIT_S = (0.005, 0.025)
 """The same for a free place to boot."""
 _MIN_INODES = 1000
 _LITTLE = 10
