@@ -87,7 +87,8 @@ class Power:
         if record.is_live and record.is_over(self._store.now()):
             await self._handles.destroy(record.id, cause=Cause.LIFETIME)
             raise WrongState(f"sandbox {record.id} cannot be started: its lifetime is over, and it was destroyed")
-        await self._switch("start", record.id, State.READY, Capability.STOP, start)
+        async with self._handles.room_for(record):
+            await self._switch("start", record.id, State.READY, Capability.STOP, start)
         await self._handles.addresses.ensure([record])
 
     async def _switch(
