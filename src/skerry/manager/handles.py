@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -78,12 +77,6 @@ class Handles:
     async def room(self) -> HostRoom:
         """What the host has left for boxes, and what its sandboxes were promised."""
         return self._creator.admission.describe(self._creator.config, await self._store.promised_memory())
-
-    def room_for(self, record: Record) -> AbstractAsyncContextManager[None]:
-        """Keep room for the box of a sandbox while it is started; it has its promise already. Raises HostFull."""
-        creator, provider = self._creator, self._providers.get(record.spec.provider)
-        until = asyncio.get_running_loop().time() + creator.config.admission.wait_s
-        return creator.admission.room_for(record.spec, provider, creator.config, until)
 
     def of(self, record: Record) -> AsyncSandbox:
         """The handle of a sandbox, in the state that the record tells. That of one that has ended is not kept."""

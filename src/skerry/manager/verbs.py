@@ -44,9 +44,10 @@ Kept = TypeVar("Kept", Snapshot, Volume)
 class Power:
     """Paused, stopped, and back."""
 
-    def __init__(self, store: Store, handles: Handles) -> None:
+    def __init__(self, store: Store, handles: Handles, creator: Creator) -> None:
         self._store = store
         self._handles = handles
+        self._creator = creator
 
     async def pause(self, reference: str) -> None:
         await self._switch("pause", reference, State.PAUSED, Capability.PAUSE, lambda box, record: box.pause(record.id))
@@ -87,7 +88,7 @@ class Power:
         if record.is_live and record.is_over(self._store.now()):
             await self._handles.destroy(record.id, cause=Cause.LIFETIME)
             raise WrongState(f"sandbox {record.id} cannot be started: its lifetime is over, and it was destroyed")
-        async with self._handles.room_for(record):
+        async with self._creator.room_to_start(record, self._handles.provider(record.spec.provider)):
             await self._switch("start", record.id, State.READY, Capability.STOP, start)
         await self._handles.addresses.ensure([record])
 
