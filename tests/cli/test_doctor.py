@@ -32,6 +32,22 @@ def engine(call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.Monkey
     return examine
 
 
+def test_the_doctor_tells_the_room_of_the_host_and_what_it_is_short_of(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKERRY_STATE_DIR", str(tmp_path))
+    assert "memory free, 0B promised of any amount" in call("doctor")[1]
+    assert not (tmp_path / "registry.db").exists(), "to look makes no registry"
+    monkeypatch.setenv("SKERRY_ADMISSION__MIN_FREE_DISK", "1000000T")
+    monkeypatch.setenv("SKERRY_ADMISSION__OVERCOMMIT", "1.5")
+    out = call("doctor")[1]
+    assert "(overcommit 1.5)" in out
+    assert "must stay free (admission.min_free_disk)" in out
+    room = json.loads(call("doctor", "--json")[1])["host"]["room"]
+    assert room["memory_promisable_bytes"] == int(1.5 * room["memory_bytes"])
+    assert (room["overcommit"], room["min_free_memory"], room["wait_s"]) == (1.5, 256 << 20, 5.0)
+
+
 def test_it_tells_where_a_daemon_is_and_how_limits_are_held(engine: Doctor, docker_daemon: Daemon) -> None:
     found = engine(docker_daemon.address)
     details = found["details"]

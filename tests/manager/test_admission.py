@@ -20,11 +20,13 @@ from skerry.manager.admission import Admission, Look, shortage
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.records import Cause, Filter
 from skerry.model.spec import Spec
+from skerry.model.states import State
 from skerry.providers.base import Provider
 from skerry.providers.docker import Docker, DockerConfig
 from skerry.providers.incus import provider as incus
 from skerry.providers.incus.info import IncusInfo, _Environment
 from skerry.providers.incus.provider import Incus
+from skerry.providers.mock import Host, Mock
 from skerry.store import Store
 
 M = 1 << 20
@@ -220,6 +222,53 @@ async def test_a_create_on_a_full_host_is_refused_and_leaves_nothing(tmp_path: P
             manager.set_limits(settings(tmp_path, 0))
             await asyncio.wait_for(manager.create(box()), 10)
             assert len(here.boxes()) == 1
+    finally:
+        await store.aclose()
+
+
+async def test_a_stopped_sandbox_is_started_when_there_is_room(tmp_path: Path) -> None:
+    class MockHere(Mock):
+        takes_memory_here = True
+
+    store = await Store.open(f"{tmp_path}/registry.db")
+    config = config_of(tmp_path, min_free_memory=256 * M, admission=AdmissionSettings(wait_s=0.0))
+    try:
+        async with AsyncSandboxManager(config, store=store, providers={"mock": MockHere(host=Host())}) as manager:
+            sandbox = await manager.create()
+            await manager.stop(sandbox.id)
+            look = manager._open.admission._look = Watched(memory_free_bytes=100 * M)
+            with pytest.raises(HostFull, match="min_free_memory"):
+                await manager.start(sandbox.id)
+            assert (await manager.record(sandbox.id)).state is State.STOPPED
+            look.change(memory_free_bytes=G)
+            await manager.start(sandbox.id)
+            assert (await manager.record(sandbox.id)).state is State.READY
+            await manager.destroy_all()
+    finally:
+        await store.aclose()
+
+
+async def test_a_create_is_three_changes_of_the_registry_and_nothing_read(
+    tmp_path: Path, here: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(f"{tmp_path}/registry.db")
+    config = config_of(tmp_path, provider="folders", max_boots=4)
+    try:
+        async with AsyncSandboxManager(config, store=store, providers={"folders": here}) as manager:
+            await manager.create()
+            transact, writes = store._database.transact, list[bool]()
+
+            async def count(work: Any, *, write: bool = True, frees: bool = False) -> Any:
+                writes.append(write)
+                return await transact(work, write=write, frees=frees)
+
+            monkeypatch.setattr(store._database, "transact", count)
+            await manager.create()
+            assert writes == [True] * 3
+            await asyncio.gather(*(manager.create() for _ in range(40)))
+            assert all(writes), "one that waits for its turn to boot does not ask the registry for it"
+            assert len(writes) - 3 <= 40 * 4, "but for the first in line, when one has ended"
+            monkeypatch.undo()
     finally:
         await store.aclose()
 

@@ -1,8 +1,9 @@
-"""Admission: a box is made when this host has room for it; until then its create waits in line, for a while."""
+"""Admission: a box is made or started when this host has room for it; until then that waits in line, for a while."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
@@ -18,12 +19,13 @@ from skerry.providers.base import Provider
 from skerry.units import format_size
 
 T = TypeVar("T")
+_log = logging.getLogger("skerry.manager")
 Look = Callable[..., Room]
 """`skerry.host.room.look`."""
 
 _ROOM_WAIT_S = (0.02, 0.25)
 """First and longest wait between two looks for room."""
-_SLOT_WAIT_S = (0.005, 0.1)
+_SLOT_WAIT_S = (0.005, 0.025)
 """The same for a free place to boot."""
 _MIN_INODES = 1000
 _LITTLE = 10
@@ -83,9 +85,10 @@ class Line:
         if not self.waiting:
             try:
                 return await attempt()
-            except HostFull:
+            except HostFull as error:
                 if _is_over(until):
                     raise
+                _log.info("a sandbox waits: %s", error)
         self.waiting += 1
         try:
             return await self.in_turn(attempt, until)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -115,6 +115,11 @@ class Creator:
                 await aio.run_to_end(self._give_up(record, error))
                 raise
             yield
+
+    def room_to_start(self, record: Record, provider: Provider) -> AbstractAsyncContextManager[None]:
+        """Keep room for a box that is there while it is started; it has its promise already. Raises HostFull."""
+        until = asyncio.get_running_loop().time() + self.config.admission.wait_s
+        return self.admission.room_for(record.spec, provider, self.config, until)
 
     @asynccontextmanager
     async def _ports(self, record: Record, spec: Spec) -> AsyncIterator[Reserved]:

@@ -47,7 +47,7 @@ class Parts:
         self.repair = Repair(store, providers, rebuilder, addresses, networks)
         self.watch = Watcher(store, providers, self.repair)
         self.handles = Handles(store, providers, creator, self.watch, self.repair, on_seen, addresses, networks)
-        self.power = Power(store, self.handles)
+        self.power = Power(store, self.handles, creator)
         self.storage = Storage(store, providers, self.handles, creator, rebuilder)
 
     async def look_after_all(self) -> float:

@@ -54,9 +54,10 @@ Kept = TypeVar("Kept", Snapshot, Volume)
 class Power:
     """Paused, stopped, and back."""
 
-    def __init__(self, store: Store, handles: Handles) -> None:
+    def __init__(self, store: Store, handles: Handles, creator: Creator) -> None:
         self._store = store
         self._handles = handles
+        self._creator = creator
         handles.resume = self.resume
 
     async def pause(self, reference: str, *, save: bool = False) -> None:
@@ -98,14 +99,14 @@ class Power:
 
     async def resume(self, reference: str) -> None:
         before = await self._store.find(reference)
-        await self._switch(
-            "resume", before.id, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
-        )
+        slept, provider = before.state is State.ASLEEP, self._handles.provider(before.spec.provider)
+        async with self._creator.room_to_start(before, provider) if slept else nullcontext():
+            await self._switch(
+                "resume", before.id, State.READY, Capability.PAUSE, lambda box, record: box.resume(record.id)
+            )
         record = await self._store.get(before.id)
-        if before.state is State.ASLEEP and record.state is State.READY and record.spec.lifetime_s:
-            left_s = record.spec_from(
-                self._store.now(), {}
-            ).lifetime_s  # by the host's clock, which did not stand still
+        if slept and record.state is State.READY and record.spec.lifetime_s:
+            left_s = record.spec_from(self._store.now(), {}).lifetime_s  # the host's clock did not stand still
             await self._handles.of(record).call("set_lifetime", {"lifetime_s": left_s})
         await self._handles.networks.look(record)
 
@@ -139,7 +140,8 @@ class Power:
         if record.is_live and record.is_over(self._store.now()):
             await self._handles.destroy(record.id, cause=Cause.LIFETIME)
             raise WrongState(f"sandbox {record.id} cannot be started: its lifetime is over, and it was destroyed")
-        await self._switch("start", record.id, State.READY, Capability.STOP, start)
+        async with self._creator.room_to_start(record, self._handles.provider(record.spec.provider)):
+            await self._switch("start", record.id, State.READY, Capability.STOP, start)
         await self._handles.addresses.ensure([record])
 
     async def _switch(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from manager.world import config_of, until
 from surfaces.server.world import Served, serving
 
+from skerry.config import AdmissionSettings
 from skerry.model.records import Cause
 from skerry.model.states import State
 from skerry.providers.mock import Mock
@@ -33,6 +35,25 @@ async def test_the_doctor_tells_an_admin_how_all_is(served: Served) -> None:
     assert found["host"]["state_dir_writable"]
     assert found["ledger"]["enabled"]
     assert found["gate"]["needed_by"] == 0
+
+
+async def test_the_room_of_the_host_is_the_same_everywhere(served: Served) -> None:
+    admin = await served.client()
+    found = (await admin.get("/v1/host")).json()
+    assert found["memory_bytes"] > found["memory_free_bytes"] > 0
+    assert (found["memory_promised_bytes"], found["memory_promisable_bytes"], found["short"]) == (0, None, "")
+    assert (await admin.get("/v1/doctor")).json()["host"]["room"].keys() == found.keys()
+    told = (await admin.get("/metrics")).text
+    assert f"skerry_host_memory_bytes {found['memory_bytes']:.10g}\n" in told
+    assert "skerry_creates_waiting 0\n" in told
+    bounds = AdmissionSettings(overcommit=2.0, min_free_disk=1 << 62)
+    await served.server.reload(msgspec.structs.replace(served.server.config, admission=bounds))
+    found = (await admin.get("/v1/host")).json()
+    assert (found["overcommit"], found["memory_promisable_bytes"]) == (2.0, 2 * found["memory_bytes"])
+    assert "admission.min_free_disk" in found["short"]
+    told = (await admin.get("/metrics")).text
+    assert "skerry_host_short 1\n" in told
+    assert f"skerry_host_memory_promisable_bytes {found['memory_promisable_bytes']:.10g}\n" in told
 
 
 async def test_reconcile_tells_its_verdicts_and_does_nothing_when_asked_not_to(
