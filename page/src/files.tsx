@@ -47,9 +47,11 @@ export function FilesView({ id, folder }: { id: string; folder: string }) {
   const work = useWork();
   const items = answer.data?.items ?? [];
   const files = [...items].sort((a, b) => Number(b.type === "dir") - Number(a.type === "dir") || a.name.localeCompare(b.name));
-  // a listing of the folder that one begins in tells where that is
-  const base = here !== "." ? here : files[0] ? parent(files[0].path) : ".";
-  const enter = (path: string) => go("sandboxes", id, "files", ...path.split("/").filter(Boolean));
+  // where that is in which one begins
+  const home = useAnswer<FileInfo>(here === "." ? `${sandboxPath(id)}/files/stat${query({ path: here })}` : null);
+  const base = here === "." ? (home.data?.path ?? ".") : here;
+  // without a word that would be the folder in which one begins
+  const enter = (path: string) => go("sandboxes", id, "files", ...(path === "/" ? [path] : path.split("/").filter(Boolean)));
 
   const upload = (list: FileList | null) => {
     const chosen = [...(list ?? [])];

@@ -41,3 +41,16 @@ def format_size(count: float) -> str:
             return f"{count:.0f}{unit}" if unit == "B" or count == int(count) else f"{count:.1f}{unit}"
         count /= 1024
     return f"{count:.1f}T"
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people, in its two largest units: `6h 59m`, `2m 5s`, `0.5s`."""
+    if seconds < 1:
+        return f"{max(0.0, seconds):g}s"
+    counts: list[tuple[int, str]] = []
+    rest = int(seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count or counts:
+            counts.append((count, unit))
+    return " ".join(f"{count}{unit}" for count, unit in counts[:2] if count)

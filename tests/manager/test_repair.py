@@ -12,6 +12,7 @@ from skerry.config import Config
 from skerry.errors import ProviderError, SkerryError
 from skerry.manager import identity
 from skerry.manager.addresses import Addresses
+from skerry.manager.admission import Admission
 from skerry.manager.create import Creator
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.manager.network import Networks
@@ -39,7 +40,7 @@ async def test_a_box_that_comes_after_the_end_of_the_last_one_of_its_provider_is
         await sandbox.destroy()
         addresses = Addresses(manager.config, is_shared=False)
         networks = Networks(manager.store, manager.config, is_shared=False)
-        creator = Creator(manager.store, manager.config, addresses, networks)
+        creator = Creator(manager.store, manager.config, addresses, networks, Admission())
         spec = creator.spec_of_box(record, record.spec, folders)
         await folders.create(sandbox.id, spec)
     monkeypatch.setattr(Config, "load_provider", lambda _config, name: folders if name == "folders" else Mock())

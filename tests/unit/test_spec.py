@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from skerry.errors import InvalidSpec
 from skerry.model.rules import Rule
 from skerry.model.spec import Mount, Network, Spec, new_id, parse_id
-from skerry.units import format_size, parse_duration, parse_size
+from skerry.units import format_duration, format_size, parse_duration, parse_size
 
 WRONG: dict[str, list[Any]] = {
     "provider": ["", "Local", "a b", "../x", "x" * 64, 5, None, "-x"],
@@ -248,3 +248,14 @@ def test_units_know_only_numbers_and_errors(value: Any) -> None:
 @given(st.integers(0, 2**60))
 def test_a_size_for_people_is_close_to_the_truth(count: int) -> None:
     assert parse_size(format_size(count), "f") == pytest.approx(count, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0s"), (0.5, "0.5s"), (1, "1s"), (59.9, "59s"), (60, "1m"), (125, "2m 5s"), (3600, "1h"),
+        (25194, "6h 59m"), (86400 * 3 + 60, "3d"),
+    ],
+)  # fmt: skip
+def test_a_duration_is_told_in_its_two_largest_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

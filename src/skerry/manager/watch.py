@@ -21,6 +21,7 @@ from skerry.model.states import State
 from skerry.providers.base import BoxChange, CanWatch, Capability
 from skerry.sandbox.sandbox import AsyncSandbox
 from skerry.store import Store
+from skerry.units import format_duration
 
 _POLL_S = (0.01, 0.25)
 """First and longest wait between two looks at the registry."""
@@ -175,15 +176,15 @@ def _reasons(record: Record, running: int, reachable: bool, now: Moment) -> list
         reasons.append("its agent does not answer; reconcile will tell what became of it")
     left_s = record.left_s(now)
     if left_s is not None:
-        reasons.append(f"its lifetime ends in {max(0.0, left_s):.0f} s")
+        reasons.append(f"its lifetime ends in {format_duration(left_s)}")
     elif record.ends_at is not None:
         reasons.append("its lifetime ends by the clock of the machine that made it")
     if record.spec.idle_s and running:
         reasons.append(f"it is not idle: {running} of its processes run")
     elif record.spec.idle_s:
-        reasons.append(f"it ends after {record.spec.idle_s:g} s without a call or a running process")
+        reasons.append(f"it ends after {format_duration(record.spec.idle_s)} without a call or a running process")
     if record.spec.sleep_after_s and record.state is State.READY:
-        reasons.append(f"it sleeps after {record.spec.sleep_after_s:g} s of the same, and a call wakes it")
+        reasons.append(f"it sleeps after {format_duration(record.spec.sleep_after_s)} of the same, and a call wakes it")
     if record.ephemeral:
         who = f"process {record.owner.pid}"
         gone = identity.is_alive(record.owner) is False

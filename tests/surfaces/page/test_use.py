@@ -124,6 +124,28 @@ async def test_files_are_uploaded_seen_downloaded_and_deleted(browser: Browser, 
         ]
 
 
+async def test_folders_are_walked_from_an_empty_home_to_the_root_and_back(
+    browser: Browser, served_local: Served
+) -> None:
+    async with Visitor.signed_in(browser, served_local) as visitor:
+        await _at(visitor, "files")
+        page = visitor.page
+        crumbs = page.get_by_role("navigation", name="Folder")
+        await expect(page.get_by_text("This folder is empty.")).to_be_visible()
+        await expect(crumbs).to_have_text(re.compile(r"/\s*home /\s*user"))
+        for entry in ("user", "usr"):
+            await page.get_by_role("button", name="..", exact=True).click()
+            await expect(
+                page.get_by_label("Files", exact=True).get_by_role("button", name=entry, exact=True)
+            ).to_be_visible()
+        await expect(crumbs).to_have_text("/")
+        for entry in ("home", "user"):
+            await page.get_by_label("Files", exact=True).get_by_role("button", name=entry, exact=True).click()
+        await expect(crumbs).to_have_text(re.compile(r"/\s*home /\s*user"))
+        await crumbs.get_by_role("button", name="/", exact=True).click()
+        await expect(page.get_by_role("button", name="usr", exact=True)).to_be_visible()
+
+
 async def test_processes_are_started_heard_and_ended(browser: Browser, served_local: Served) -> None:
     async with Visitor.signed_in(browser, served_local) as visitor:
         await _at(visitor, "processes")

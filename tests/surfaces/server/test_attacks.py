@@ -20,8 +20,9 @@ from skerry.manager import git
 from skerry.model.records import TEMPORARY
 from skerry.model.tenants import Principal, Scope
 from skerry.providers.base import Isolation
-from skerry.providers.mock import Mock
+from skerry.providers.mock import Context, Mock
 from skerry.surfaces.rest import streams
+from skerry.surfaces.server import app
 
 FLEET = "name: crew\nphases:\n  - name: db\n"
 
@@ -163,6 +164,32 @@ async def test_what_a_revoked_token_downloads_breaks_off(served: Served, monkeyp
         with pytest.raises(httpx.RemoteProtocolError):
             async for _ in pieces:
                 pass
+
+
+async def test_a_command_that_lasts_ends_with_its_token(
+    served: Served, mock_provider: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, is_over = asyncio.Event(), asyncio.Event()
+
+    @mock_provider.program("forever")
+    async def forever(context: Context) -> int:
+        runs.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_over.set()
+        return 0
+
+    monkeypatch.setattr(app, "LOOK_S", 0.05)
+    client = await served.client("acme")
+    id = (await client.post("/v1/sandboxes", json={})).json()["id"]
+    call = asyncio.create_task(client.post(f"/v1/sandboxes/{id}/exec", json={"command": ["forever"]}))
+    async with asyncio.timeout(20):
+        await runs.wait()
+        (token,) = await served.server.access.tokens("acme")
+        await served.server.access.revoke(token.id)
+        assert (await call).status_code == 401
+        await is_over.wait()
 
 
 async def test_nothing_is_kept_for_sandboxes_that_have_ended(served: Served) -> None:

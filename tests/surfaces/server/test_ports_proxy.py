@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from surfaces.server.ports_world import Box, boxed, statuses
 
+from skerry.surfaces.ports import proxy
 from skerry.surfaces.ports.exchange import Limits
 
 TOKEN = "skerry_0123456789ab_" + "a" * 43 + "_00000000"
@@ -207,6 +210,30 @@ async def test_events_come_as_they_are_sent_and_end_with_their_reader(box: Box) 
         assert answer.headers["content-type"] == "text/event-stream"
         assert await anext(answer.aiter_bytes()) == b"data: 1\n\n"
         assert box.connections() == 1
+    await box.is_quiet()
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "expired"])
+async def test_an_answer_that_lasts_is_cut_when_its_link_ends(
+    box: Box, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(proxy, "LOOK_S", 0.05)
+    links = box.served.server.ports.links
+    port = await box.says(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n", hold=True)
+    browser = await box.opened(port)
+    async with browser.stream("GET", "/") as answer:
+        pieces = answer.aiter_bytes()
+        assert await anext(pieces) == b"data: 1\n\n"
+        if how == "withdrawn":
+            assert (await box.api.delete(f"{box.path}/{port}/link")).status_code == 204
+        else:
+            links._kept.clear()
+            for each in await links._read(box.id):
+                expired = msgspec.structs.replace(each, expires_at=1.0)
+                await links._links.replace(f"{box.id}:{each.id}", expired)
+        async with asyncio.timeout(20):
+            with pytest.raises(httpx.TransportError):
+                await anext(pieces)
     await box.is_quiet()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from skerry.model.tenants import Scope
+from skerry.surfaces.ports import proxy
 
 TOKEN = "skerry_0123456789ab_" + "a" * 43 + "_00000000"
 
@@ -53,6 +55,19 @@ async def test_an_open_websocket_is_one_of_the_connections_that_a_sandbox_may_ha
     await box.is_quiet()
     async with dial(box, port, cookie=cookie, origin=origin) as socket:
         await socket.send("again")
+
+
+async def test_an_open_websocket_ends_with_its_link(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "LOOK_S", 0.05)
+    port, other = await box.mirror(), await box.mirror()
+    cookie, origin = await box.cookie(port), f"http://{box.host(port)}"
+    unharmed = dial(box, other, cookie=await box.cookie(other), origin=f"http://{box.host(other)}")
+    async with dial(box, port, cookie=cookie, origin=origin) as socket, unharmed as beside:
+        assert (await box.api.delete(f"{box.path}/{port}/link")).status_code == 204
+        async with asyncio.timeout(20):
+            await socket.wait_closed()
+        assert (socket.close_code, socket.close_reason) == (1008, "the link is not valid any more")
+        await beside.send("still here")
 
 
 async def test_a_websocket_goes_through_with_nothing_of_ours(box: Box) -> None:

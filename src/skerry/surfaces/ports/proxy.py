@@ -6,6 +6,7 @@ no further; pages of other origins cannot use it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from skerry.agent.tunnel import AsyncTunnel
-from skerry.errors import LedgerError, LedgerFull, NotFound, SkerryError
+from skerry.aio import end
+from skerry.errors import LedgerError, LedgerFull, NotFound, SkerryError, StoreError
 from skerry.gate.http1 import Body
 from skerry.ledger.line import ACTOR, Actor
 from skerry.manager.manager import AsyncSandboxManager
@@ -31,6 +33,10 @@ from skerry.surfaces.rest.problems import Refused
 
 _log = logging.getLogger("skerry.server")
 _MOST_TOLD = 10_000
+LOOK_S = 10.0
+"""Seconds after which it is looked again whether the link of a request that lasts is good."""
+_NO_LINK = 1008
+"""Code of a WebSocket whose link is not good any more."""
 _PRIVATE = "This port of a sandbox is private. Whoever may open it can make a link; links expire and can be withdrawn."
 
 
@@ -157,7 +163,30 @@ class Ports:
         """Send a request on to the sandbox. Raises Turned, ClientGone, ConnectionError or SkerryError."""
         sandbox = await self._reach(visit, link)
         headers = to_box(visit.headers, host=visit.host, scheme=visit.scheme, client=visit.client)
-        await pass_on(visit, headers, await sandbox.connect(visit.place.port), receive, send, self.limits)
+        tunnel = await sandbox.connect(visit.place.port)
+        try:
+            async with asyncio.timeout(None) as bound:
+                watching = asyncio.create_task(self._watch(visit.place, link, bound))
+                try:
+                    await pass_on(visit, headers, tunnel, receive, send, self.limits)
+                finally:
+                    await end(watching)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            if not visit.is_socket:
+                raise ClientGone from None
+            with suppress(Exception):  # it may be gone
+                await send({"type": "websocket.close", "code": _NO_LINK, "reason": "the link is not valid any more"})
+
+    async def _watch(self, place: Place, link: Link, bound: asyncio.Timeout) -> None:
+        """Have a request end that lasts longer than its link."""
+        while (left_s := link.expires_at - time.time()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            with suppress(StoreError):  # what is not known now is looked at again
+                if link.id not in [each.id for each in await self.links.of(place.id)]:
+                    break
+        bound.reschedule(asyncio.get_running_loop().time())
 
     async def _reach(self, visit: Visit, link: Link) -> AsyncSandbox:
         """The sandbox, with a line in the ledger when a link is used for the first time from somewhere."""
@@ -178,7 +207,7 @@ class Ports:
     def _counted(self, id: SandboxId) -> Iterator[None]:
         """Be one of the requests that a sandbox may have served, a WebSocket as long as it is open. Raises Turned."""
         try:
-            end = self._begin(id)
+            count_out = self._begin(id)
         except Refused as error:
             wait_s = error.headers.get("retry-after", "1")
             text = "This sandbox is asked too much: its ports have too many connections, or too often new ones."
@@ -186,7 +215,7 @@ class Ports:
         try:
             yield
         finally:
-            end()
+            count_out()
 
     def _unwell(self, error: SkerryError) -> Turned:
         if isinstance(error, LedgerError | LedgerFull):

@@ -45,7 +45,7 @@ from skerry.surfaces.server.server import Server
 
 _log = logging.getLogger("skerry.server")
 LOOK_S = 10.0
-"""Seconds after which it is looked again whether the token of a WebSocket is good."""
+"""Seconds after which it is looked again whether the token of a WebSocket, or of a call that lasts, is good."""
 _SOCKET_CODES = {400: 4400, 401: 4401, 403: 4403, 404: 4404, 409: 4409, 410: 4410, 429: 4429}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
@@ -86,7 +86,7 @@ def _endpoint(server: Server, route: Route) -> Callable[[Request], Awaitable[Res
                 arguments["query"] = read_query(hints["query"], request)
             if "body" in hints:
                 arguments["body"] = read_body(hints["body"], await _json(request, server.config.server.max_body))
-                result = await _while_client_waits(route, request, route.handler(call, **arguments))
+                result = await _while_client_waits(call, route, route.handler(call, **arguments))
             else:
                 result = await route.handler(call, **arguments)
             return _answer(route, call, result)
@@ -163,13 +163,16 @@ async def _json(request: Request, most: int) -> bytes:
     return body
 
 
-async def _while_client_waits(route: Route, request: Request, work: Awaitable[Any]) -> Any:
-    """The result of `work`, which is cancelled if the client goes away, unless it can come back for it by a key."""
-    if "Idempotency-Key" in route.headers and request.headers.get("idempotency-key"):
+async def _while_client_waits(call: Call, route: Route, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which is cancelled if the client goes away, unless it can come back for it by a key, or if
+    its token is good no more. Raises AccessDenied for that."""
+    if "Idempotency-Key" in route.headers and call.header("idempotency-key"):
         return await work
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(request.receive))
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(call.request.receive))
     try:
-        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait([task, watch], timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            with suppress(StoreError):  # that the registry does not answer is no reason to end it
+                await call.server.identify_again(call.request)
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
