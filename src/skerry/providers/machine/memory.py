@@ -68,12 +68,16 @@ def _told(value: object, fields: Collection[str] | None = None) -> dict[str, Any
     return told if fields is None else {field: told[field] for field in fields}
 
 
-async def keep(hypervisor: Hypervisor, vm: VmFolder, into: Path, box: SandboxId, started: Started) -> None:
-    """Keep the memory of a machine, which is frozen then, in an empty folder; the note comes last."""
+async def keep(
+    hypervisor: Hypervisor, vm: VmFolder, into: Path, box: SandboxId, started: Started, *, lasting: bool = False
+) -> None:
+    """Keep the memory of a machine, which is frozen then, in an empty folder; the note comes last. One that is to be
+    `lasting` outlives the host's end from then on."""
     await hypervisor.copy_memory(vm, into)
     files = await asyncio.to_thread(_files, into)
     write(into / _ABOUT, Kept(box=box, at=time.time(), started=started, files=files))
-    await asyncio.to_thread(folders.sync, into)
+    for path in [*into.iterdir(), into] if lasting else []:
+        await asyncio.to_thread(folders.sync, path)
 
 
 def read(folder: Path, box: SandboxId | None = None) -> Kept:
