@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skerry.clock import End, Moment
-from skerry.manager.decide import INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide, leftovers
+from skerry.manager.decide import FOLLOWED, INSTANCE_LABEL, Action, Now, Verdict, cause_of_end, decide, leftovers
 from skerry.model.records import Cause, Owner, Record
 from skerry.model.spec import SandboxId, Spec, new_id
 from skerry.model.states import TRANSITIONS, State
@@ -368,4 +368,4 @@ def test_once_acted_on_nothing_is_left_to_do(them: list[Record], there: dict[San
     held = {it.id: it.state for it in after if it.is_live and it.remaker is None}
     for id, box in left.items():
         if id in held and held[id] is not C and box.state is not BoxState.REMAINS:
-            assert {R: BoxState.RUNNING, P: BoxState.PAUSED, S: BoxState.STOPPED}[held[id]] is box.state
+            assert FOLLOWED[box.state] is held[id]
