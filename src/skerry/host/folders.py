@@ -49,8 +49,8 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have what was put into a folder outlive the host's end."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Have a file, or what was put into a folder, outlive the host's end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -124,7 +124,8 @@ class Hypervisor(ABC):
     @abstractmethod
     async def copy_memory(self, folder: VmFolder, into: Path) -> None:
         """Keep memory and devices of any machine in the folder `into`, as `save` does, and leave it frozen: `resume`
-        lets it go on, `kill` ends it. Until then its writable drives are what belongs to what was kept."""
+        lets it go on, `kill` ends it. Until then its writable drives are what belongs to what was kept. The caller sees
+        to it that the files outlive the host's end, if they are to."""
 
     @abstractmethod
     async def restore(

@@ -21,6 +21,7 @@ from skerry.vm.guest import Preparation
 
 _ABOUT = "kept.json"
 _CHUNK = 1 << 16
+_ZEROS = bytes(_CHUNK)
 _MACHINE = ("memory_mib", "vcpus", "network")
 _FREE = frozenset({"lifetime_s", "idle_s", "mount_data", "token_digest"})
 """Facts of a preparation that can be changed later, or are no wish of the box's."""
@@ -68,12 +69,16 @@ def _told(value: object, fields: Collection[str] | None = None) -> dict[str, Any
     return told if fields is None else {field: told[field] for field in fields}
 
 
-async def keep(hypervisor: Hypervisor, vm: VmFolder, into: Path, box: SandboxId, started: Started) -> None:
-    """Keep the memory of a machine, which is frozen then, in an empty folder; the note comes last."""
+async def keep(
+    hypervisor: Hypervisor, vm: VmFolder, into: Path, box: SandboxId, started: Started, *, lasting: bool = False
+) -> None:
+    """Keep the memory of a machine, which is frozen then, in an empty folder; the note comes last. One that is to be
+    `lasting` outlives the host's end from then on."""
     await hypervisor.copy_memory(vm, into)
     files = await asyncio.to_thread(_files, into)
     write(into / _ABOUT, Kept(box=box, at=time.time(), started=started, files=files))
-    await asyncio.to_thread(folders.sync, into)
+    for path in [*into.iterdir(), into] if lasting else []:
+        await asyncio.to_thread(folders.sync, path)
 
 
 def read(folder: Path, box: SandboxId | None = None) -> Kept:
@@ -152,6 +157,6 @@ def _sum(path: Path) -> tuple[int, int]:
                     continue
                 last = at
                 data = os.pread(file.fileno(), _CHUNK, at)
-                if data.count(0) != len(data):
+                if data != _ZEROS[: len(data)]:
                     found = zlib.crc32(data, zlib.crc32(at.to_bytes(8, "little"), found))
         return os.fstat(file.fileno()).st_size, found

@@ -81,7 +81,7 @@ class MachinePower:
             async with self._resumed_if_it_fails(box):
                 await self.hold(box)
                 with box.falling_asleep() as folder:
-                    await memory.keep(self._hypervisor, box.vm, folder, box.id, started)
+                    await memory.keep(self._hypervisor, box.vm, folder, box.id, started, lasting=True)
         await self._hypervisor.kill(box.vm)
 
     @contextlib.asynccontextmanager

@@ -116,7 +116,7 @@ class QemuHypervisor(Hypervisor):
             await control.execute("quit")
         if not await folder.wait(_END_S):
             raise ProviderError(f"the machine in {folder.path} was saved, and does not end")
-        await self._keep(folder, into, note, state, folder.file(command.MEMORY))
+        await self._keep(folder, into, note, state, folder.file(command.MEMORY), lasting=True)
 
     async def copy_memory(self, folder: VmFolder, into: Path) -> None:
         note, memory = _saveable(folder), into / saved.MEMORY
@@ -125,9 +125,11 @@ class QemuHypervisor(Hypervisor):
         async with self._control(folder) as control:
             await control.execute("stop")
             state = await qmp.send_memory(control, memory, note.memory)
-        await self._keep(folder, into, note, state, memory)
+        await self._keep(folder, into, note, state, memory, lasting=False)
 
-    async def _keep(self, folder: VmFolder, into: Path, note: _Saveable, state: bytes, memory: Path) -> None:
+    async def _keep(
+        self, folder: VmFolder, into: Path, note: _Saveable, state: bytes, memory: Path, *, lasting: bool
+    ) -> None:
         version = await self._find_version()
         # an older QEMU opens it for writing, though it never writes, as a clone's own user
         older = 0o666 if uids.are_available() else 0o600
@@ -142,6 +144,7 @@ class QemuHypervisor(Hypervisor):
             mode=0o444 if numbers(version) >= _READ_ONLY_MEMORY else older,
             about=saved.About(version=version, cpu=cpu_model(), shape=note.shape),
             sizes=note.sizes,
+            lasting=lasting,
         )
 
     def _note_saveable(self, folder: VmFolder, machine: Machine, shape: list[str], *, is_file: bool) -> None:

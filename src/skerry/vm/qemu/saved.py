@@ -41,15 +41,27 @@ class SnapshotNote(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of its first and last MiB, as all of it takes longer than the restore; the time tells of the rest."""
 
 
-def write(folder: Path, *, state: bytes, memory: Path, mode: int, about: About, sizes: Mapping[str, int]) -> None:
-    """Keep state, memory, which is moved, and then the note: without it nothing was saved. Raises ProviderError."""
+def write(
+    folder: Path,
+    *,
+    state: bytes,
+    memory: Path,
+    mode: int,
+    about: About,
+    sizes: Mapping[str, int],
+    lasting: bool = True,
+) -> None:
+    """Keep state, memory, which is moved, and then the note: without it nothing was saved. Unless it is to be `lasting`
+    the caller sees to what outlives the host's end. Raises ProviderError."""
     folder.chmod(0o700)  # clones get descriptors; nobody else comes near the memory, whatever its mode
     (folder / STATE).write_bytes(state)
     kept = folder / MEMORY
     take_file(memory, kept, 0o600, f"{memory} is not the memory of a machine")
-    sparse.punch(kept)  # pages that were used once and given back
+    if lasting:
+        sparse.punch(kept)  # pages that were used once and given back
     kept.chmod(mode)
-    _sync(kept)
+    if lasting:
+        _sync(kept)
     status = kept.stat()
     note = SnapshotNote(
         about=about,
@@ -59,7 +71,8 @@ def write(folder: Path, *, state: bytes, memory: Path, mode: int, about: About, 
         memory_mtime_ns=status.st_mtime_ns,
         memory_ends_sha256=_ends(kept),
     )
-    _sync(folder / STATE)
+    if lasting:
+        _sync(folder / STATE)
     write_note(folder / _NOTE, note)
 
 
