@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,9 +60,13 @@ async def measure(manager: AsyncSandboxManager, spec: Spec, *, quick: bool, on_p
         "many at once, and idle": run.many,
     }
     if Capability.PAUSE in provider.capabilities:
-        steps["pause and resume"] = run.resumes
+        steps["pause and resume"] = partial(run.resumes, save=False)
+    if Capability.MEMORY in provider.capabilities:
+        steps["sleep and wake"] = partial(run.resumes, save=True)
     if Capability.SNAPSHOT in provider.capabilities:
-        steps["fork"] = run.forks
+        steps["fork"] = partial(run.forks, with_memory=False)
+    if Capability.MEMORY in provider.capabilities:
+        steps["fork with memory"] = partial(run.forks, with_memory=True)
     figures: list[Figure] = []
     for done, (name, step) in enumerate(steps.items()):
         on_progress(Progress(f"{spec.provider}: {name}", done, len(steps)))
@@ -177,35 +182,38 @@ class _Run:
         memories[-1].note = f"about {free / each + count:.0f} fit into the {format_size(free)} that are free"
         return [*figures, *memories]
 
-    async def resumes(self) -> list[Figure]:
+    async def resumes(self, *, save: bool) -> list[Figure]:
         pauses, resumes = [], []
         async with self._box() as (sandbox, _):
             for _ in range(self._extent.rounds):
                 start = time.perf_counter()
-                await self._manager.pause(sandbox.id)
+                await self._manager.pause(sandbox.id, save=save)
                 middle = time.perf_counter()
                 await self._manager.resume(sandbox.id)
                 await sandbox.ping()
                 pauses.append(middle - start)
                 resumes.append(time.perf_counter() - middle)
         return [
-            self._timed("pause", pauses),
-            self._beside("resume, to the first answer", resumes, self._ready, "a create"),
+            self._timed("pause, its memory in files" if save else "pause", pauses),
+            self._beside(
+                f"resume{' from files' if save else ''}, to the first answer", resumes, self._ready, "a create"
+            ),
         ]
 
-    async def forks(self) -> list[Figure]:
-        """Boxes with the files of another, one after the other."""
+    async def forks(self, *, with_memory: bool) -> list[Figure]:
+        """Boxes with the files of another, or all that runs in it too, one after the other."""
         took = []
         async with self._box() as (sandbox, _):
             for _ in range(max(3, self._extent.rounds // 4)):
                 start = time.perf_counter()
-                fork = await self._manager.fork(sandbox.id)
+                fork = await self._manager.fork(sandbox.id, with_memory=with_memory)
                 try:
                     await fork.ping()
                     took.append(time.perf_counter() - start)
                 finally:
                     await run_to_end(fork.destroy(volumes=True))
-        return [self._beside("fork of its files, to the first answer", took, self._ready, "a create")]
+        what = "files and memory" if with_memory else "files"
+        return [self._beside(f"fork of its {what}, to the first answer", took, self._ready, "a create")]
 
     @asynccontextmanager
     async def _box(self, *, ping: bool = True) -> AsyncIterator[tuple[AsyncSandbox, float]]:
