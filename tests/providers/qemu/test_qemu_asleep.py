@@ -127,6 +127,19 @@ async def test_many_forks_of_one_moment_or_none(manager: AsyncSandboxManager, st
     assert list((state_dir / "snapshots").glob("[!.]*")) == []
 
 
+async def test_a_sandbox_without_a_data_volume_branches_into_one_without(
+    manager: AsyncSandboxManager, qemu: Qemu
+) -> None:
+    source = await manager.create(ephemeral=True)  # one that ends with its program has none
+    fork = await manager.fork(source.id, with_memory=True)
+    assert (await fork.exec("echo here")).text == "here\n"
+    assert await qemu.volumes() == []
+    with pytest.raises(InvalidSpec, match="has no volume"):
+        await manager.fork(source.id, with_memory=True, data=True)
+    for each in (fork, source):
+        await manager.destroy(each.id, volumes=True)
+
+
 async def test_a_sandbox_goes_back_to_a_moment(manager: AsyncSandboxManager, qemu: Qemu) -> None:
     sandbox = await manager.create()
     await sandbox.start(COUNTER, background=True)

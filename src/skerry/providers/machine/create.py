@@ -71,6 +71,13 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidSpec(f"writable_root: {reason}", field="writable_root")
         source = await self.sources.find(spec.image if taken is None else taken.image)
         wanted = next(iter(volume_plan.wanted(self.provider, box.id, spec)), None)
+        kept = None if taken is None else self.snapshots.memory(taken)
+        is_fresh = taken is not None and self.snapshots.is_fresh(taken)
+        data = None if taken is None else await self.snapshots.data(taken)
+        if kept is not None and data is None:  # nothing that runs in it knows of a volume
+            if spec.data:
+                raise InvalidSpec("data: what runs in the snapshot has no volume; leave it out", field="data")
+            wanted = None
         labels = {"skerry": self.provider, "skerry.sandbox": box.id, "skerry.project": spec.project}
         meta = MachineMeta(
             created_at=time.time(),
@@ -84,11 +91,6 @@ class MachineCreator(msgspec.Struct, frozen=True, kw_only=True):
         with self.volumes.claiming(meta.volume, box.id):
             box.write_meta(meta)
         box.vm.make()
-        kept = None if taken is None else self.snapshots.memory(taken)
-        is_fresh = taken is not None and self.snapshots.is_fresh(taken)
-        data = None if taken is None else await self.snapshots.data(taken)
-        if kept is not None and data is None and wanted is not None:
-            raise InvalidSpec("data: what runs in the snapshot has no volume; leave it out", field="data")
         if wanted is not None:
             blank = data or await self.sources.blank(data_size, journal=True)
             os.link(await self.volumes.make(wanted, blank, anew=kept is not None), box.vm.path / _DATA)
