@@ -22,12 +22,12 @@ INSTALLED = (sys.executable, "-c", "from skerry.start import main; main()")
 class Screen:
     """A terminal with the program in its foreground; we are the user in front of it."""
 
-    def __init__(self, *args: str, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(self, *args: str, program: Sequence[str] = ()) -> None:
         self.keyboard, self._line = pty.openpty()
         self.resize(30, 100)
         self.mode_before = self.mode()
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *program, *args], stdin=self._line, stdout=self._line, stderr=self._line
+            ["setsid", "--ctty", *(program or PROGRAM), *args], stdin=self._line, stdout=self._line, stderr=self._line
         )
         self.seen = b""
 
