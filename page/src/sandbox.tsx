@@ -100,10 +100,10 @@ function Actions({ sandbox }: { sandbox: Sandbox }) {
   const can = providers.data?.items.find((each) => each.name === sandbox.provider)?.capabilities;
   const offers = (verb: string) => !can || can.includes(verb);
   const base = sandboxPath(sandbox.id);
-  const act = (verb: string) => {
+  const act = (verb: string, body = {}) => {
     setAsked(null);
     work.run(async () => {
-      live.put(await call<Sandbox>("POST", `${base}/${verb}`, {}));
+      live.put(await call<Sandbox>("POST", `${base}/${verb}`, body));
     });
   };
   const destroy = () => {
@@ -118,7 +118,12 @@ function Actions({ sandbox }: { sandbox: Sandbox }) {
   return (
     <div class="row actions" role="group" aria-label="Actions">
       {sandbox.state === "ready" && offers("pause") && <Verb name="Pause" run={() => act("pause")} busy={work.busy} />}
-      {sandbox.state === "paused" && <Verb name="Resume" run={() => act("resume")} busy={work.busy} />}
+      {sandbox.state === "ready" && offers("memory") && (
+        <Verb name="Sleep" run={() => act("pause", { save: true })} busy={work.busy} />
+      )}
+      {["paused", "asleep"].includes(sandbox.state) && (
+        <Verb name="Resume" run={() => act("resume")} busy={work.busy} />
+      )}
       {sandbox.state === "ready" && offers("stop") && <Verb name="Stop" run={() => setAsked("stop")} busy={work.busy} />}
       {sandbox.state === "stopped" && <Verb name="Start" run={() => act("start")} busy={work.busy} />}
       {offers("snapshot") && <Verb name="Snapshot" run={() => setAsked("snapshot")} busy={work.busy} />}
