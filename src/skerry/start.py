@@ -67,10 +67,10 @@ def _code_of_fork(server: socket) -> int | None:
     try:
         if not _is_like_us(server):
             return None
-        _pass_signals(server)
         _ask(server)  # from here on the command is the fork's, and is run once
     except OSError:
         return None
+    _pass_signals(server)
     try:
         code = server.recv(1)
     except OSError:
