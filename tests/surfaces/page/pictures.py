@@ -112,7 +112,7 @@ async def _take(visitor: Visitor, theme: str) -> None:
     await visitor.go("new")
     await page.get_by_label("Name", exact=True).fill("review-813")
     await expect(page.locator(".choice").first).to_be_visible()
-    await page.get_by_label("Memory").fill("1G")
+    await page.get_by_label("Memory", exact=True).fill("1G")
     await _keep(visitor, f"create-{theme}")
     await visitor.go("fleets", "shop")
     await expect(page.locator(".edge")).to_have_count(5)

@@ -52,7 +52,7 @@ async def test_hostile_labels_ids_and_errors_are_text(visitor: Visitor) -> None:
     await expect(page.get_by_role("alert")).to_contain_text("<img")
     await _is_untouched(visitor)
     await visitor.go("new")
-    await page.get_by_label("Memory").fill(_XSS[0])
+    await page.get_by_label("Memory", exact=True).fill(_XSS[0])
     await page.get_by_role("button", name="Create").click()
     await expect(page.locator(".field.wrong")).to_contain_text("<img")
     await _is_untouched(visitor)

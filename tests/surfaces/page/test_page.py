@@ -94,7 +94,7 @@ async def test_a_sandbox_is_made_from_the_form(visitor: Visitor) -> None:
     await expect(page.get_by_label("Name", exact=True)).to_be_focused()
     await page.get_by_label("Name", exact=True).fill("from-form")
     await expect(page.locator(".choice", has_text="mock").locator("input")).to_be_checked()
-    await page.get_by_label("Memory").fill("256M")
+    await page.get_by_label("Memory", exact=True).fill("256M")
     await page.get_by_label("Lifetime").fill("30m")
     await page.get_by_text("Command, ports, environment, labels").click()
     await page.get_by_label("Labels").fill("team=blue\nx=y")
@@ -108,7 +108,7 @@ async def test_a_sandbox_is_made_from_the_form(visitor: Visitor) -> None:
 async def test_the_form_tells_what_was_wrong_at_its_field(visitor: Visitor) -> None:
     page = visitor.page
     await visitor.go("new")
-    await page.get_by_label("Memory").fill("lots")
+    await page.get_by_label("Memory", exact=True).fill("lots")
     await page.get_by_role("button", name="Create").click()
     await expect(page.locator(".field.wrong", has_text="Memory")).to_contain_text("memory")
 

@@ -40,6 +40,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "SecretValues": {"values": {"TOKEN": "x"}},
     "TakeSnapshot": {"name": "another"},
     "Restore": {"snapshot": "snap-of-acme"},
+    "Forks": {"count": 2},
     "CreatePool": {"name": "another", "size": 1},
     "CreateTenant": {"name": "another"},
     "PullImage": {"name": "another"},

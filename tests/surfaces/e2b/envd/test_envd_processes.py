@@ -239,4 +239,5 @@ async def test_a_sandbox_that_is_lost_breaks_its_streams_off(envd: Client, boxed
         await killing
     response = await envd.call(PROCESS + "List")
     assert response.status_code == 502
-    assert response.json() == {"sandboxId": "sandbox0", "message": "The sandbox was not found", "code": 502}
+    why = {"error_code": "sandbox_gone", "retryable": False, "infrastructure": True}
+    assert response.json() == {"sandboxId": "sandbox0", "message": "The sandbox was not found", "code": 502, **why}
