@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,28 +11,12 @@ from providers.firecracker.fc_world import running_in
 from vm.firecracker.installing import StandIns
 
 from skerry.errors import Conflict, InvalidSpec, Unsupported
-from skerry.model.spec import Spec
 from skerry.providers.base import BoxState
 from skerry.providers.firecracker import Firecracker
 from skerry.providers.machine.boxes import MachineBox
 from skerry.sandbox.sandbox import AsyncSandbox
-from skerry.testing.conformance import base as conformance
 
 Make = Callable[..., Awaitable[AsyncSandbox]]
-
-
-@pytest.fixture
-async def make(provider: Firecracker) -> AsyncIterator[Make]:
-    made: list[AsyncSandbox] = []
-
-    async def one(**options: object) -> AsyncSandbox:
-        spec = Spec.of(**{"provider": "firecracker", "data": False, **options})  # type: ignore[arg-type]
-        made.append(await conformance.make(spec, provider))
-        return made[-1]
-
-    yield one
-    for sandbox in made:
-        await sandbox.destroy(volumes=True)
 
 
 async def test_a_box_sleeps_without_a_process_and_wakes(
