@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+_FIRST, _COUNT = 20_000, 12_000
+_numbers = itertools.count(random.randrange(_COUNT))
+
+
+def free_port() -> int:
+    """A port that nobody has or gets before it is used: the kernel begins connections from higher ones."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port := _FIRST + next(_numbers) % _COUNT))
+            except OSError:
+                continue
+            return port
 
 
 @asynccontextmanager

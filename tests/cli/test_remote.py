@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from surfaces.server.world import free_port
+from loopback import free_port
 
 from .conftest import Run
 from .screen import PROGRAM, Screen

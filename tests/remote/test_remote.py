@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from loopback import free_port
 from manager.world import config_of
 from surfaces.server.test_operations_process import certificate
 from surfaces.server.world import Served, serving
@@ -254,7 +255,7 @@ async def test_a_stream_of_events_is_opened_again(
     """The server ends and another begins: whoever follows misses nothing."""
     from surfaces.server import world
 
-    port = world.free_port()
+    port = free_port()
     seen: list[str] = []
     following: asyncio.Task[None] | None = None
     with pytest.MonkeyPatch.context() as patch:

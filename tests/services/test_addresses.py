@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from loopback import free_port
 from manager.world import config_of
 
 from skerry.config import Config
@@ -24,7 +25,7 @@ from skerry.model.states import State
 from skerry.providers.mock import Mock
 from skerry.sandbox.sandbox import AsyncSandbox
 
-from .world import PATIENCE_S, eventually, fetch, forwarders, free_port, is_refused, notes
+from .world import PATIENCE_S, eventually, fetch, forwarders, is_refused, notes
 
 SERVER = ["python3", "-m", "http.server", "3002", "--directory", "/home/user"]
 

@@ -55,13 +55,6 @@ def is_refused(address: str) -> bool:
     return False
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def notes(state_dir: Path) -> list[str]:
     """Names of the sandboxes whose forwarders left a note in a state folder."""
     with suppress(FileNotFoundError):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from loopback import free_port
 from manager.world import config_of
-from surfaces.server.world import Served, free_port, serving
+from surfaces.server.world import Served, serving
 
 from skerry.config import Config
 from skerry.model.tenants import Scope, Tenant

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from loopback import free_port
 from manager.world import config_of
-from surfaces.server.world import free_port, serving
+from surfaces.server.world import serving
 
 from skerry.config import Config, ServerSettings
 from skerry.errors import ConfigError

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from surfaces.server.world import free_port
+from loopback import free_port
 
 _PATIENCE_S = 30.0
 

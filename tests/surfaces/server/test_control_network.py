@@ -15,7 +15,8 @@ import pytest
 from gate.installation import installed
 from gate.own_gate import config_with_gate, end_gates, fetch, web
 from gate.world import running_world
-from surfaces.server.world import Served, free_port
+from loopback import free_port
+from surfaces.server.world import Served
 
 from skerry.config import Config, ServerSettings
 from skerry.surfaces.server.listen import run

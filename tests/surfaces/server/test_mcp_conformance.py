@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 from engines.images import _cache, locked
+from loopback import free_port
 from starlette.types import Receive, Scope, Send
-from surfaces.server.world import Served, free_port
+from surfaces.server.world import Served
 
 from skerry.surfaces.server.app import build
 

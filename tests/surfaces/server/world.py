@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from loopback import free_port
 from manager.world import config_of
 
 from skerry.config import Config, ServerSettings
@@ -20,13 +20,6 @@ from skerry.providers.base import Provider
 from skerry.store import Store
 from skerry.surfaces.server.listen import run
 from skerry.surfaces.server.server import Server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Served:
