@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import _signal
+import marshal
 import os
 import sys
 
@@ -16,6 +18,8 @@ _ANSWER_S = 3.0
 _SHAPES = (b"LANG", b"LC_", b"LD_", b"PYTHON", b"TZ")
 """Beginnings of variables that an interpreter heeds as it starts, and never again."""
 _KILLED = 137
+ENDING = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
+"""Signals that are the command line's to handle, and may be ignored where it is started."""
 _MAX_MESSAGE = 1 << 16
 
 
@@ -40,10 +44,11 @@ def address() -> bytes:
 
 def interpreter() -> bytes:
     """All by which this interpreter differs from one that was started elsewhere, as a text to compare."""
-    import marshal
+    return marshal.dumps((sys.prefix, sys.hexversion, sorted(_shape().items())))
 
-    env = sorted(item for item in os.environb.items() if item[0].startswith(_SHAPES))
-    return marshal.dumps((sys.prefix, sys.hexversion, env))
+
+def _shape() -> dict[bytes, bytes]:
+    return {name: value for name, value in os.environb.items() if name.startswith(_SHAPES)}
 
 
 def _here() -> None:
@@ -95,12 +100,9 @@ def _is_like_us(server: socket) -> bool:
 def _ask(server: socket) -> None:
     """Send our arguments and surroundings. Raises OSError, also where they are larger than a message, if none is sent.
     Whoever does not read takes nothing of ours: our streams would stay open in there."""
-    import _signal
     import _socket
-    import marshal
 
-    numbers = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT)
-    ignored = [int(number) for number in numbers if _signal.getsignal(number) == _signal.SIG_IGN]
+    ignored = [int(number) for number in ENDING if _signal.getsignal(number) == _signal.SIG_IGN]
     umask = os.umask(0o77)
     os.umask(umask)
     text = marshal.dumps((sys.argv[1:], dict(os.environb), umask, ignored))
@@ -114,7 +116,6 @@ def _ask(server: socket) -> None:
 
 def _pass_signals(server: socket) -> None:
     """Hand the signals that we get to the fork."""
-    import _signal
 
     def hand_on(number: int, _: object) -> None:
         try:
@@ -122,7 +123,7 @@ def _pass_signals(server: socket) -> None:
         except OSError:
             pass  # it has ended
 
-    for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGQUIT, _signal.SIGWINCH):
+    for number in (*ENDING, _signal.SIGWINCH):
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, hand_on)
 
@@ -133,8 +134,7 @@ def _start_server() -> None:
     try:
         others = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
         closed = [(os.POSIX_SPAWN_CLOSE, fd) for fd in others if os.path.exists(f"/proc/self/fd/{fd}")]
-        env = {name: value for name, value in os.environb.items() if name.startswith(_SHAPES)}
         argv = [sys.executable, "-P", "-m", "skerry.cli.forkserver"]
-        os.posix_spawn(sys.executable, argv, env, file_actions=[*files, *closed], setsid=True)
+        os.posix_spawn(sys.executable, argv, _shape(), file_actions=[*files, *closed], setsid=True)
     except OSError:
         pass  # the next one starts as we did

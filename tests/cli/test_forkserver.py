@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -141,6 +142,26 @@ def test_who_is_less_free_than_the_server_gets_nothing_from_it(fork_server: Prog
     code, imported = run("exec", box, "sh", "-c", "exit 7", wrapper=["setpriv", "--no-new-privs"])
     assert code == 7
     assert PLAINLY in imported
+
+
+def test_where_the_kernel_does_not_tell_who_is_less_free_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = b"\0skerry-untold-%d" % os.getpid()
+    monkeypatch.setattr(forkserver, "address", lambda: name)
+    monkeypatch.setattr(forkserver, "_freedom", lambda pid: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.chdir("/")
+    forkserver.serve()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking, pytest.raises(ConnectionRefusedError):
+        asking.connect(name)
+
+
+def test_a_kernel_with_fewer_namespaces_tells_of_those_that_it_has() -> None:
+    told = forkserver._freedom(os.getpid())
+    assert told is not None
+    assert {each for each in told if each.startswith(("mnt:", "user:", "net:", "pid:"))} == {
+        os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "user", "net", "pid")
+    }
+    assert forkserver._freedom(1 << 30) is None
 
 
 def test_a_server_that_stands_still_is_not_waited_for(fork_server: Program, box: str) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from skerry import providers
 from skerry.cli.options import load_config
 from skerry.errors import SkerryError
-from skerry.start import address, interpreter
+from skerry.start import ENDING, address, interpreter
 
 _IDLE_S = 30.0
 _ANSWER_S = 3.0
@@ -33,12 +33,13 @@ _FREEDOM = frozenset({
     "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp",
     "Seccomp_filters",
 })  # fmt: skip
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
-_OURS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _WARM = (
     "skerry.cli.exec", "skerry.cli.job", "skerry.cli.registry", "skerry.cli.errors", "skerry.store.sqlite",
     "skerry.manager.manager",
 )  # fmt: skip
+
+
+_Freedom = tuple[str, ...]
 
 
 class _Request(NamedTuple):
@@ -57,7 +58,9 @@ def serve() -> None:
         except OSError:
             return  # there is one
         _warm_up()
-        code = _code()
+        code, own = _code(), _freedom(os.getpid())
+        if own is None:
+            return  # nobody can be told from somebody who is less free
         listener.listen(128)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has ended is nobody's to wait for
         while select.select([listener], [], [], _IDLE_S)[0]:
@@ -70,7 +73,7 @@ def serve() -> None:
                 forked = False
             if forked:
                 listener.close()
-                _become(connection)
+                _become(connection, own)
             connection.close()
 
 
@@ -98,7 +101,7 @@ def _code() -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def _become(connection: socket.socket) -> None:
+def _become(connection: socket.socket, own: _Freedom) -> None:
     """In a fork: take the place of whoever asked, run its command line, tell the exit code, and end."""
     code = 1
     try:
@@ -108,7 +111,7 @@ def _become(connection: socket.socket) -> None:
         pid, uid, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        if uid == os.geteuid() and _freedom(pid) == _freedom(os.getppid()):
+        if uid == os.geteuid() and _freedom(pid) == own:
             connection.send(interpreter())
             request = _request(connection)
             connection.settimeout(None)
@@ -134,13 +137,13 @@ def _request(connection: socket.socket) -> _Request:
     return _Request(*marshal.loads(text))  # of the same user, and as free as we
 
 
-def _freedom(pid: int) -> tuple[object, ...] | None:
+def _freedom(pid: int) -> _Freedom | None:
     """What the kernel lets a process do and see; None if it does not tell."""
     folder = f"/proc/{pid}"
     try:
         with open(f"{folder}/status") as file:
             lines = [line for line in file if line.partition(":")[0] in _FREEDOM]
-        links = [os.readlink(f"{folder}/ns/{name}") for name in _NAMESPACES]
+        links = [os.readlink(f"{folder}/ns/{name}") for name in sorted(os.listdir(f"{folder}/ns"))]
         root = os.readlink(f"{folder}/root")
     except OSError:
         return None
@@ -157,7 +160,7 @@ def _run(request: _Request) -> int:
     os.environb.clear()
     os.environb.update(request.env)
     sys.argv = ["skerry", *request.argv]
-    for number in _OURS:
+    for number in ENDING:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in request.ignored else usual)
     _open_streams()
