@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+from providers.qemu.victim import arm
 
 from skerry.model.spec import SandboxId
 from skerry.providers.machine import memory
@@ -38,33 +37,13 @@ POINTS: dict[str, tuple[Any, str]] = {
 """Where it can be killed: before or after each of these calls."""
 
 
-def arm(point: str, after: bool) -> None:
-    owner, name = POINTS[point]
-    original = getattr(owner, name)
-
-    async def call_async(*args: Any, **options: Any) -> Any:
-        if not after:
-            die()
-        await original(*args, **options)
-        die()
-
-    def call(*args: Any, **options: Any) -> Any:
-        if name == "rename" and ".asleep" not in str(args[0]):
-            return original(*args, **options)
-        if not after:
-            die()
-        original(*args, **options)
-        return die()
-
-    setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _counts(*args: Any) -> bool:
+    """Files are renamed for other reasons too."""
+    return not isinstance(args[0], Path) or ".asleep" in str(args[0])
 
 
 async def main(state: str, cache: str, id: str, point: str, after: str) -> None:
-    arm(point, after == "after")
+    arm(*POINTS[point], after=after == "after", counts=_counts)
     provider = Qemu(QemuConfig(state_dir=state, cache_dir=cache, start_timeout_s=120))
     await provider.sleep(SandboxId(id))
     await provider.resume(SandboxId(id))

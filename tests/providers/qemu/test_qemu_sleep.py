@@ -25,6 +25,8 @@ from skerry.vm.folder import VmFolder
 
 pytestmark = pytest.mark.timeout(240)
 
+TESTS = Path(__file__).parents[2]
+
 COUNTER = "i=0; while :; do i=$((i+1)); echo $i > count.new; mv count.new count; sleep 0.05; done"
 
 
@@ -229,8 +231,8 @@ async def test_a_killed_manager_leaves_a_box_that_runs_or_is_paused_or_sleeps(
     await _counting(sandbox)
     await sandbox.close()
     when = "after" if after else "before"
-    argv = [sys.executable, sleep_victim.__file__, config.state_dir, config.cache_dir, sandbox.id, point, when]
-    victim = await asyncio.create_subprocess_exec(*argv)
+    argv = [sys.executable, "-m", sleep_victim.__name__, config.state_dir, config.cache_dir, sandbox.id, point, when]
+    victim = await asyncio.create_subprocess_exec(*argv, cwd=TESTS)
     assert await victim.wait() == -9
     state = await _state(qemu, sandbox)
     assert state in (BoxState.RUNNING, BoxState.PAUSED, BoxState.ASLEEP)

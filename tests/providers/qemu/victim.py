@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from skerry.model.spec import SandboxId, Spec
@@ -37,8 +38,8 @@ TEMPLATE = {"template.save": (Hypervisor, "save")}
 """The same, where there is no template yet."""
 
 
-def arm(point: str, after: bool) -> None:
-    owner, name = {**POINTS, **TEMPLATE}[point]
+def arm(owner: object, name: str, *, after: bool, counts: Callable[..., bool] = lambda *_: True) -> None:
+    """Die before or after the first call of a function whose arguments count."""
     original = getattr(owner, name)
 
     async def call_async(*args: Any, **options: Any) -> Any:
@@ -48,10 +49,12 @@ def arm(point: str, after: bool) -> None:
         die()
 
     def call(*args: Any, **options: Any) -> Any:
+        if not counts(*args):
+            return original(*args, **options)
         if not after:
             die()
         original(*args, **options)
-        die()
+        return die()
 
     setattr(owner, name, call_async if inspect.iscoroutinefunction(original) else call)
 
@@ -61,7 +64,7 @@ def die() -> None:
 
 
 async def main(state: str, cache: str, id: str, point: str, after: str) -> None:
-    arm(point, after == "after")
+    arm(*{**POINTS, **TEMPLATE}[point], after=after == "after")
     provider = Qemu(QemuConfig(state_dir=state, cache_dir=cache, start_timeout_s=120))
     await provider.create(SandboxId(id), Spec(provider="qemu"))
 
