@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-_FIRST, _COUNT = 20_000, 12_000
-_numbers = itertools.count(random.randrange(_COUNT))
+_FIRST, _COUNT = 20_000, 1_000
+
+
+def _own_ports() -> Iterator[int]:
+    """Ports that no other process of tests is given as long as this one lives: a name without a file holds them.
+
+    A start by chance would not do: all workers of a run have the same seed.
+    """
+    for block in range(12):
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0skerry-tests-ports-{block}")
+        except OSError:
+            holder.close()
+            continue
+        holder.detach()  # it is closed when the process ends
+        first = _FIRST + block * _COUNT
+        return itertools.cycle(range(first, first + _COUNT))
+    raise RuntimeError("twelve runs of tests at once have all the ports there are for them")
+
+
+_ports = _own_ports()
 
 
 def free_port() -> int:
     """A port that nobody has or gets before it is used: the kernel begins connections from higher ones."""
-    while True:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port := _FIRST + next(_numbers) % _COUNT))
-            except OSError:
-                continue
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError
 
 
 @asynccontextmanager
