@@ -6,6 +6,7 @@ import asyncio
 from weakref import WeakKeyDictionary
 
 from skerry.aio import require_asyncio
+from skerry.config import Config
 from skerry.manager.handles import Handles
 from skerry.manager.manager import AsyncSandboxManager
 from skerry.model.spec import SandboxId, Spec
@@ -54,10 +55,11 @@ class Own:
     """A registry in memory for one handle of a provider object of the program's own. The manager is never entered, so
     it has no task and no timer that would have to be ended."""
 
-    def __init__(self, provider: Provider, spec: Spec, adopted: SandboxId | None) -> None:
-        """`adopted` is the id of a box that is there already."""
+    def __init__(self, provider: Provider, spec: Spec, settings: Config | None, adopted: SandboxId | None) -> None:
+        """`settings` are those of the program if None is given; `adopted` is the id of a box that is there already."""
         self._provider = provider
         self._spec = spec
+        self._settings = settings
         self._adopted = adopted
         self._handles: Handles | None = None
 
@@ -66,7 +68,7 @@ class Own:
         if self._handles is None:
             store = await Store.in_memory()
             providers = {self._spec.provider: self._provider}
-            handles = AsyncSandboxManager(store=store, providers=providers, reconcile=False).handles
+            handles = AsyncSandboxManager(self._settings, store=store, providers=providers, reconcile=False).handles
             if self._adopted is not None:
                 await handles.adopt(self._adopted, self._spec)
             self._handles = handles

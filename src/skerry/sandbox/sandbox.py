@@ -41,8 +41,9 @@ class AsyncSandbox:
         """With a provider object of your own it is yours alone, in a registry that only this object has."""
         if provider_object is not None:
             options["provider"] = provider_object.name
-        spec = config.load().spec(options)
-        self._bind(new_id(), spec, _lender(provider_object, spec))
+        settings = config.load()
+        spec = settings.spec(options)
+        self._bind(new_id(), spec, _lender(provider_object, spec, settings))
         self._is_ephemeral = provider_object is None  # what only this object knows has nobody to end it later
 
     def _bind(self, id: SandboxId, spec: Spec, lender: Lender | None) -> None:
@@ -103,7 +104,7 @@ class AsyncSandbox:
         settings = config.load()
         spec = settings.spec({}) if spec is None else settings.complete(spec)
         self = cls.__new__(cls)
-        self._bind(new_id(), spec, _lender(provider, spec))
+        self._bind(new_id(), spec, _lender(provider, spec, settings))
         await self._start(ephemeral=ephemeral)
         return self
 
@@ -427,8 +428,10 @@ SHELL = (
 )
 
 
-def _lender(provider: Provider | None, spec: Spec, *, adopted: SandboxId | None = None) -> Lender:
+def _lender(
+    provider: Provider | None, spec: Spec, settings: config.Config | None = None, *, adopted: SandboxId | None = None
+) -> Lender:
     """The source of a handle's manager: that of this event loop, or with a provider object one of its own."""
     from skerry.manager import lend  # the one import that points upwards: whoever makes a sandbox needs a manager
 
-    return lend.Shared() if provider is None else lend.Own(provider, spec, adopted)
+    return lend.Shared() if provider is None else lend.Own(provider, spec, settings, adopted)

@@ -22,6 +22,7 @@ T = TypeVar("T")
 _log = logging.getLogger("skerry.store")
 
 BALLAST_BYTES = 256 * 1024  # room kept for when the disk is full: SQLite needs some even to delete
+_MOST_EMPTIED = 16
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NOT_MADE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR_SHMOPEN)
 _UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL)
@@ -199,13 +200,22 @@ class InMemory(Database):
     name = ":memory:"
     _prepared: ClassVar[bytes] = b""
     """A registry without content: to copy one is quicker than to make its tables."""
+    _emptied: ClassVar[list[sqlite3.Connection]] = []
+    """Those of sandboxes that are gone: SQLite takes longer to understand its statements than to run them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._connection = sqlite3.connect(self.name, isolation_level=None, check_same_thread=False)
-        self._close = weakref.finalize(self, self._connection.close)
+        self._connection, self._is_prepared = self._take()
+        self._close = weakref.finalize(self, _give_back, self._connection, InMemory._emptied)
+
+    def _take(self) -> tuple[sqlite3.Connection, bool]:
+        with suppress(IndexError):
+            return InMemory._emptied.pop(), True
+        return sqlite3.connect(self.name, isolation_level=None, check_same_thread=False), False
 
     async def prepare(self) -> None:
+        if self._is_prepared:
+            return
         if not InMemory._prepared:
             self._connection.execute(META)
             await prepare(self)
@@ -227,6 +237,21 @@ class InMemory(Database):
 
     def _disconnect(self) -> None:
         self._close()
+
+
+def _give_back(connection: sqlite3.Connection, emptied: list[sqlite3.Connection]) -> None:
+    """Keep a connection for another sandbox, with nothing of this one in it, or close it."""
+    try:
+        connection.rollback()
+        for table in ("events", "sandboxes", "documents"):
+            connection.execute(f"DELETE FROM {table}")
+    except sqlite3.Error:  # it was never prepared
+        connection.close()
+        return
+    if len(emptied) < _MOST_EMPTIED:
+        emptied.append(connection)
+    else:
+        connection.close()
 
 
 def _transact(connection: sqlite3.Connection, work: Callable[[Transaction], T], write: bool) -> T:

@@ -61,7 +61,7 @@ NUMBERS = {
 def test_the_program_fits_the_kernel_and_every_path_ends_in_an_answer(machine: str) -> None:
     program = program_of(machine)
     assert len(program) <= 4096
-    assert program[-1] == (0x06, 0, 0, ALLOW)
+    assert program[-1] == (0x06, 0, 0, refused(errno.ENOSYS))  # what nobody knows
     for position, (code, if_true, if_false, _) in enumerate(program):
         if code & 0x07 == 0x05:
             assert position + 1 + max(if_true, if_false) < len(program)
@@ -80,6 +80,18 @@ def test_ordinary_calls_pass_and_dangerous_ones_do_not(machine: str) -> None:
     assert judge(machine, numbers["execve"]) == ALLOW
     for name in ("mount", "bpf"):
         assert judge(machine, numbers[name]) == refused(errno.EPERM)
+
+
+@MACHINES
+def test_each_call_is_answered_as_the_table_says(machine: str) -> None:
+    column = syscalls.MACHINES.index(machine)
+    expected = dict.fromkeys(range(syscalls.LAST_KNOWN_CALL + 1), ALLOW)
+    for table, code in ((syscalls.REFUSED, errno.EPERM), (syscalls.ABSENT, errno.ENOSYS)):
+        expected |= {number: refused(code) for each in table.values() if (number := each[column]) is not None}
+    judged = {numbers[column] for numbers in syscalls.JUDGED.values()}
+    assert {number: judge(machine, number) for number in expected.keys() - judged} == {
+        number: answer for number, answer in expected.items() if number not in judged
+    }
 
 
 @MACHINES

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from providers.local.forks import first_of, is_forked, zygotes_of
 from providers.local.test_launch import seen_on_host
 from providers.test_local import PACKAGES, as_plain_user, interpreter_for_all
 
+from skerry.agent.guest import zygote as guest
 from skerry.errors import CreateFailed
 from skerry.host import cgroup, processes, scope
 from skerry.host.processes import Process
@@ -230,6 +232,16 @@ async def test_nothing_of_a_box_stays_in_the_zygote_or_gets_into_the_next(warm: 
             assert len(memory) > 1 << 20
             assert secret.encode() not in memory
             assert id.encode() not in memory
+
+
+def test_a_rehearsal_leaves_nothing_open_that_a_fork_would_close_as_its_own() -> None:
+    gc.disable()
+    try:
+        before = os.listdir("/proc/self/fd")
+        guest.rehearse()
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()
 
 
 @NEEDS_ROOT

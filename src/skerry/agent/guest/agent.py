@@ -116,7 +116,7 @@ class Agent:
     def listen(self, where: dict[str, Any]) -> None:
         """Take streams from a socket, our stdio or a device; with `once` a single one, with which the agent ends."""
         if "stdio" in where:
-            self._serve(posix.dup(0), posix.dup(1), self.loop.stop)
+            self.serve(posix.dup(0), posix.dup(1), self.loop.stop)
             posix.dup2(posix.open("/dev/null", posix.O_RDWR), 0)
             posix.dup2(2, 1)  # nothing else may write into the stream
             return
@@ -156,9 +156,9 @@ class Agent:
             stream = _socket.socket(fileno=fd)
             stream.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             stream.detach()
-        self._serve(fd, fd, self.loop.stop if once else None)
+        self.serve(fd, fd, self.loop.stop if once else None)
 
-    def _serve(self, read_fd: int, write_fd: int, on_end: Callable[[], None] | None = None) -> None:
+    def serve(self, read_fd: int, write_fd: int, on_end: Callable[[], None] | None = None) -> None:
         def on_close(channel: Channel) -> None:
             self._channels.remove(channel)
             if self._full is not None:
@@ -188,7 +188,7 @@ class Agent:
             import tty
 
             tty.setraw(fd)
-        self._serve(fd, fd, open_again)
+        self.serve(fd, fd, open_again)
 
     def run(self) -> None:
         self.loop.run()

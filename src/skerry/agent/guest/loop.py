@@ -116,6 +116,11 @@ class Loop:
 
         step()
 
+    def close(self) -> None:
+        """Watch nothing from now on, and keep no descriptor."""
+        self._handlers.clear()
+        self._epoll.close()
+
     def stop(self) -> None:
         self._running = False
 

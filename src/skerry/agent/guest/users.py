@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posix
+
 _MAX_ID = (1 << 32) - 2
 _NOW = 2
 _SET_DUMPABLE = 4
@@ -72,8 +74,6 @@ def deny_tracing() -> None:
 
 def lower_priority() -> None:
     """Take the priority of any program: whoever started us may be more urgent, and no box is."""
-    import posix
-
     if posix.sched_getscheduler(0) in (posix.SCHED_FIFO, posix.SCHED_RR):
         posix.sched_setscheduler(0, posix.SCHED_OTHER, posix.sched_param(0))
     if posix.getpriority(posix.PRIO_PROCESS, 0) < 0:
@@ -83,8 +83,6 @@ def lower_priority() -> None:
 
 
 def oom_score() -> int:
-    import posix
-
     try:
         fd = posix.open(_OOM_SCORE, posix.O_RDONLY | posix.O_CLOEXEC)
         try:
@@ -98,8 +96,7 @@ def oom_score() -> int:
 def set_oom_score(score: int) -> None:
     """Be killed the sooner when the host's memory runs out, with all that we start from now on. Said by one that has
     CAP_SYS_RESOURCE it is also the floor that its children cannot go below."""
-    import posix  # a file of Python's own would make its pages private to every fork of a zygote
-
+    # not by `open`, whose pages would be private to every fork of a zygote
     try:
         fd = posix.open(_OOM_SCORE, posix.O_WRONLY | posix.O_CLOEXEC)
         try:

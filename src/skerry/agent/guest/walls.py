@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import posix
-import sys
 from _socket import sethostname
+from _struct import pack
 
 from . import setup
 
@@ -35,12 +35,15 @@ _INVALID = 22
 
 # without letting go of the interpreter's lock: nothing may happen between a fork and its two returns
 _libc = ctypes.PyDLL(None, use_errno=True)
+_functions = {name: getattr(_libc, name) for name in ("capset", "mount", "prctl", "syscall", "umount2", "unshare")}
 _machine = posix.uname().machine
+_NO_WRITING = pack("4Q", _READ_ONLY | _NO_SUID | _NO_DEVICES, 0, 0, 0)
 
 
-def _call(name: str, *args: object) -> int:
-    """Call a function of libc, with 64 bits for each number. Raises OSError if it fails."""
-    result: int = getattr(_libc, name)(*(ctypes.c_long(each) if type(each) is int else each for each in args))
+def _call(name: str, *args: int | bytes | None) -> int:
+    """Call a function of libc, with numbers of 32 bits and the addresses of bytes: the types that `ctypes` would make
+    for anything else cost a fork more memory than all of its walls. Raises OSError if it fails."""
+    result: int = _functions[name](*args)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {posix.strerror(number)}")
@@ -50,8 +53,8 @@ def _call(name: str, *args: object) -> int:
 def fork(flags: int, group: int | None) -> int:
     """Fork into new namespaces and, by a descriptor of its folder, into a control group. Raises OSError."""
     flags |= _INTO_CGROUP if group is not None else 0
-    args = (ctypes.c_uint64 * 11)(flags, 0, 0, 0, _CHILD_ENDED, 0, 0, 0, 0, 0, group or 0)
-    return _call("syscall", _CLONE3, args, ctypes.sizeof(args))
+    args = pack("11Q", flags, 0, 0, 0, _CHILD_ENDED, 0, 0, 0, 0, 0, group or 0)
+    return _call("syscall", _CLONE3, args, len(args))
 
 
 def give_up_capabilities(kept: tuple[int, ...] = ()) -> None:
@@ -67,8 +70,7 @@ def give_up_capabilities(kept: tuple[int, ...] = ()) -> None:
                 raise
             break  # this kernel has no more of them
     bits = sum(1 << capability for capability in kept)
-    version = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _call("capset", version, (ctypes.c_uint32 * 6)(bits, bits))
+    _call("capset", pack("2I", _CAPABILITY_VERSION, 0), pack("6I", bits, bits, 0, 0, 0, 0))
 
 
 def set_dumpable(value: bool) -> None:
@@ -86,7 +88,15 @@ def write_memory(address: int, data: bytes) -> None:
     ctypes.memmove(address, data, len(data))
 
 
-def raise_walls(box: dict[str, Any], uid: int, gid: int, program: bytes) -> None:
+class Filter:
+    """A filter of system calls, as the kernel takes it: made before a fork, and used in it."""
+
+    def __init__(self, program: bytes) -> None:
+        self._instructions = ctypes.create_string_buffer(program, len(program))  # the address of which is in the head
+        self.head = pack("HP", len(program) // 8, ctypes.addressof(self._instructions))
+
+
+def raise_walls(box: dict[str, Any], uid: int, gid: int, calls: Filter) -> None:
     """Go from a fork to the inside of a box; `uid` and `gid` are those that the fork had. Raises OSError."""
     posix.setsid()
     set_dumpable(True)  # else what is to be written of us in /proc is not ours
@@ -103,7 +113,8 @@ def raise_walls(box: dict[str, Any], uid: int, gid: int, program: bytes) -> None
     _call("unshare", NEW_USERS)
     _map_ids("/proc/self", (box["user"][0], 0), (box["user"][1], 0))
     give_up_capabilities()
-    _filter_calls(program)
+    # by prctl, and last of all: nothing that a box may not do is needed from here on
+    _call("prctl", _SET_SECCOMP, _FILTER, calls.head, 0, 0)
 
 
 def _map_ids(of: str, uids: tuple[int, int], gids: tuple[int, int]) -> None:
@@ -148,14 +159,4 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 
 def _close(target: str) -> None:
     """Let nothing at a mount point be written, and none of it be a device or a program of another user."""
-    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SUID | _NO_DEVICES, 0, 0, 0)
-    size = ctypes.sizeof(attributes)
-    _call("syscall", _MOUNT_SETATTR, _HERE, target.encode(), 0, attributes, size)
-
-
-def _filter_calls(program: bytes) -> None:
-    instructions = ctypes.create_string_buffer(program, len(program))
-    head = (len(program) // 8).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
-    pointer = ctypes.addressof(instructions).to_bytes(len(head), sys.byteorder)
-    # by prctl, and last of all: nothing that a box may not do is needed from here on
-    _call("prctl", _SET_SECCOMP, _FILTER, ctypes.create_string_buffer(head + pointer), 0, 0)
+    _call("syscall", _MOUNT_SETATTR, _HERE, target.encode(), 0, _NO_WRITING, len(_NO_WRITING))

@@ -10,13 +10,17 @@ import gc
 import posix
 import select
 import sys
+from _struct import unpack_from
+from fcntl import F_DUPFD_CLOEXEC, fcntl
 
-from . import agent, walls, wire
+from . import agent, users, walls, wire
+from .loop import Loop
 from .walls import NEW_PIDS, NEW_USERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, NoReturn
 
 PLACE = "-" * 36
 """Stands in the zygote's arguments where those of each fork have the id of its box."""
@@ -29,25 +33,29 @@ _SET_GID, _SET_UID = 6, 7
 _RANDOM_BYTES = 25
 _CONFIG, _LISTEN, _ANSWER = 3, 4, 5
 _OUT_OF_THE_WAY = 64
+_LARGE = 1 << 20
+_REHEARSALS = 10
 _ARGUMENTS_START = 45  # of what follows the name in `stat`
-_WARM = "_ctypes", "_posixsubprocess", "encodings.ascii", "fcntl", "resource", "struct", "termios"
+_WARM = "_ctypes", "_posixsubprocess", "encodings.ascii", "resource", "termios"
 
 
-def serve() -> dict[str, Any]:
-    """Fork a process for each request, until there has been none for a while, or an empty one. Returns in the forks
-    alone, in their boxes, with the configuration of the agent."""
+def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
+    """Fork a process for each request, until there has been none for a while, or an empty one. In its box a fork runs
+    the agent, with its configuration, and exits with the code of that. It never goes back, where it would take apart
+    what it shares with all others."""
     settings = wire.loads(_read_all(_SETTINGS).decode())
     posix.close(_SETTINGS)
-    program = bytes.fromhex(settings["program"])
+    calls = walls.Filter(bytes.fromhex(settings["program"]))
     listener = _socket.socket(fileno=_LISTENER)
     own_uid = posix.geteuid()
     walls.give_up_capabilities((_SET_GID, _SET_UID) if own_uid == 0 else ())
     if own_uid == 0:
         posix.setgroups([])
+    users.set_rlimits(settings["rlimits"])
+    _warm_up()
     walls.set_dumpable(False)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # who has ended is nobody's to wait for
-    place = _place_of_id()
-    _warm_up()
+    traces = _Traces()
     poll = select.poll()
     poll.register(_LISTENER, select.POLLIN)
     request = bytearray(_MAX_REQUEST)
@@ -56,7 +64,7 @@ def serve() -> dict[str, Any]:
         size, said, _, _ = listener.recvmsg_into([request], room, _socket.MSG_CMSG_CLOEXEC)
         fds = _descriptors(said)
         try:
-            uid, gid, flags = (int.from_bytes(request[at : at + 4], "little") for at in range(0, _HEAD, 4))
+            uid, gid, flags = unpack_from("<3I", request)
             if _sender(said) != own_uid:
                 continue
             if size == 0:
@@ -65,7 +73,7 @@ def serve() -> dict[str, Any]:
                 continue
             if _fork(uid, gid, fds.pop() if flags & _IS_IN_GROUP else None) == 0:
                 listener.detach()
-                return _become(bytes(request[_HEAD:size]), uid, gid, fds, program, place)
+                _become(bytes(request[_HEAD:size]), uid, gid, fds, calls, traces, run)
         except OSError as error:
             _refuse(fds, error)
         finally:
@@ -120,8 +128,16 @@ def _fork(uid: int, gid: int, group: int | None) -> int:
             posix.setegid(0)
 
 
-def _become(text: bytes, uid: int, gid: int, fds: list[int], program: bytes, place: int) -> dict[str, Any]:
-    """In a fork: become the box that a request is for, and return the configuration of its agent."""
+def _become(
+    text: bytes,
+    uid: int,
+    gid: int,
+    fds: list[int],
+    calls: walls.Filter,
+    traces: _Traces,
+    run: Callable[[dict[str, Any]], int],
+) -> NoReturn:
+    """In a fork: become the box that a request is for, and run its agent."""
     try:
         _take_descriptors(fds)
         if posix.getpid() != 1:  # in its group already
@@ -130,31 +146,34 @@ def _become(text: bytes, uid: int, gid: int, fds: list[int], program: bytes, pla
             if walls.fork(NEW_USERS | NEW_PIDS, None) != 0:
                 posix._exit(0)
         box = wire.loads(text.decode())
-        walls.write_memory(place, box["id"].encode())
-        walls.write_memory(walls.address_of(_RANDOM_BYTES), posix.urandom(16))
+        traces.replace(box["id"])
         posix.write(_ANSWER, b"begun")
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-        walls.raise_walls(box, uid, gid, program)
+        walls.raise_walls(box, uid, gid, calls)
         null = posix.open("/dev/null", posix.O_RDONLY)  # what the zygote has there its forks would share
         posix.dup2(null, 0)
         posix.close(null)
         posix.write(_ANSWER, b"whole")
         posix.close(_ANSWER)
-        config: dict[str, Any] = wire.loads(_read_all(_CONFIG).decode())
+        config = wire.loads(_read_all(_CONFIG).decode())
         posix.close(_CONFIG)
-        return config
     except BaseException as error:
         try:
             posix.write(_ANSWER, f"failed: {error}".encode()[:1024])
         finally:
             posix._exit(1)
+    code = 1
+    try:
+        code = run(config)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        posix._exit(code)
 
 
 def _take_descriptors(fds: list[int]) -> None:
     """Keep those of a request, each under its number, and no other; enter the control groups that some of them are."""
-    import fcntl
-
-    config, listen, log, answer, *groups = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in fds]
+    config, listen, log, answer, *groups = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in fds]
     fds.clear()
     for fd in groups:
         posix.write(fd, b"0")  # ourselves: the kernel moves one thread without waiting for all others
@@ -178,12 +197,19 @@ def _read_all(fd: int) -> bytes:
     return data
 
 
-def _place_of_id() -> int:
-    """Address of the argument that each fork writes its id over."""
-    with open("/proc/self/cmdline", "rb") as file:
-        offset = file.read().index(PLACE.encode())
-    with open("/proc/self/stat", "rb") as file:
-        return int(file.read().rpartition(b") ")[2].split()[_ARGUMENTS_START]) + offset
+class _Traces:
+    """What a fork has of the zygote's own start, and writes its own over."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/cmdline", "rb") as file:
+            offset = file.read().index(PLACE.encode())
+        with open("/proc/self/stat", "rb") as file:
+            self._id = int(file.read().rpartition(b") ")[2].split()[_ARGUMENTS_START]) + offset
+        self._random = walls.address_of(_RANDOM_BYTES)
+
+    def replace(self, id: str) -> None:
+        walls.write_memory(self._id, id.encode())
+        walls.write_memory(self._random, posix.urandom(16))
 
 
 def _warm_up() -> None:
@@ -195,3 +221,36 @@ def _warm_up() -> None:
     open("/dev/null", encoding="ascii").close()
     gc.collect()
     gc.freeze()
+    for _ in range(_REHEARSALS):
+        rehearse()
+    gc.collect(0)
+    _share_tables()
+
+
+def rehearse() -> None:
+    """Greet an agent of no box: what an interpreter makes when code first runs, forks have in common then."""
+    client, stream = _socket.socketpair()
+    loop = Loop()
+    fd = stream.detach()
+    agent.Agent({"env": {}}, loop).serve(fd, fd)
+    for id, method in enumerate(("hello", "ping"), 1):
+        client.send(wire.encode({"jsonrpc": "2.0", "id": id, "method": method, "params": {}}))
+        while loop.turn(0):
+            pass
+    client.close()
+    loop.turn(0)
+    loop.close()  # no fork may find a number here that is a descriptor of its own
+
+
+def _share_tables() -> None:
+    """Let forks begin with the programs' code in their page tables, where each would find it page by page: the kernel
+    copies a file's part of the tables only if one of its pages is no longer the file's."""
+    with open("/proc/self/maps") as file:
+        lines = file.read().splitlines()
+    memory = posix.open("/proc/self/mem", posix.O_RDWR | posix.O_CLOEXEC)
+    for line in lines:
+        span, mode, _, _, inode, *_ = line.split()
+        start, end = (int(address, 16) for address in span.split("-"))
+        if inode != "0" and mode in ("r-xp", "r--p") and end - start >= _LARGE:
+            posix.pwrite(memory, posix.pread(memory, 1, start), start)  # nothing changes
+    posix.close(memory)

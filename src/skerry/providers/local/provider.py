@@ -212,16 +212,20 @@ class Local(Provider):
             entries["pids"] = Enforcement(by=NPROC)
         shared = "only root can give each box a host uid of its own: boxes share yours"
         own = Enforcement(by="a host uid of its own for each box")
-        on_loop = "an ext4 image on a loop device" if disks.why_none() is None else "a tmpfs of that size, in memory"
         return {
             **entries,
-            "disk": Enforcement(by=f"a tmpfs of {format_size(self._defaults.disk)}" if spec.disk is None else on_loop),
+            "disk": Enforcement(by=self._disk(spec)),
             "tmp": Enforcement(by=f"a tmpfs of {format_size(self._defaults.tmp)}"),
             "network": self._rules() if spec.network is Network.RULES else Enforcement(by=_NETWORKS[spec.network]),
             "seccomp": Enforcement(by=f"a filter of {len(self._host.seccomp_program) // 8} instructions"),
             **dict.fromkeys(("lifetime_s", "idle_s"), Enforcement(by="the agent in the box")),
             "uid": own if self._host.has_own_uids else Enforcement(why_not=shared),
         }
+
+    def _disk(self, spec: Spec) -> str:
+        if spec.disk is None:
+            return f"a tmpfs of {format_size(self._defaults.disk)}"
+        return "an ext4 image on a loop device" if disks.why_none() is None else "a tmpfs of that size, in memory"
 
     def _rules(self) -> Enforcement:
         why_not = self._host.why_no_rules()

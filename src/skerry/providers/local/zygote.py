@@ -26,6 +26,7 @@ from skerry.model.spec import Network, Spec
 from skerry.providers.local import profile
 from skerry.providers.local.host import Host, unmerged_folders
 from skerry.providers.local.profile import AGENT, PYTHON
+from skerry.providers.shared.limits import ULIMITS
 
 _log = logging.getLogger("skerry.providers")
 
@@ -207,7 +208,8 @@ class Zygotes:
             listener.bind(path)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             inherited.add(os.dup(listener.fileno()))
-            settings = {"idle_s": self._idle_s, "program": self._host.seccomp_program.hex()}
+            program = self._host.seccomp_program.hex()
+            settings = {"idle_s": self._idle_s, "program": program, "rlimits": ULIMITS}
             inherited.add_data(msgspec.json.encode(settings))
             skeleton = inherited.add(os.open(self._host.skeleton, os.O_PATH | os.O_CLOEXEC))
             options = tree_options(self._host, skeleton)

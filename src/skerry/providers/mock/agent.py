@@ -84,7 +84,7 @@ class BoxAgent(Agent):
         self.box_loop.attach()
         near, far = socket.socketpair()
         fd = far.detach()
-        self._serve(fd, fd)
+        self.serve(fd, fd)
         return near.detach()
 
     def halt(self) -> list[asyncio.Task[int]]:
