@@ -151,12 +151,25 @@ class _Setting(NamedTuple):
 
 
 _Layer = dict[str, _Setting]
+_latest: tuple[tuple[dict[bytes, bytes], int], Config] | None = None
+"""What the environment was when it was last asked, and what came of it."""
 
 
 def load(overrides: Mapping[str, Any] | None = None) -> Config:
     """The configuration of this process. `overrides` are the flags; those that are None were not given."""
+    global _latest
+    if overrides or any(path.exists() for path in (_file(), contexts_path())):
+        return _loaded(overrides or {})
+    # without files it is what the environment says; a program that makes many sandboxes asks for each
+    said = os.environb.copy(), os.geteuid()
+    if _latest is None or _latest[0] != said:
+        _latest = said, _loaded({})
+    return _latest[1]
+
+
+def _loaded(overrides: Mapping[str, Any]) -> Config:
     settings = _defaults()
-    for layer in (_from_file(), _from_context(), _from_environment(), _from_flags(overrides or {})):
+    for layer in (_from_file(), _from_context(), _from_environment(), _from_flags(overrides)):
         if "url" in layer:  # a token is for the server that it was given with, and no other
             settings |= {key: _Setting("", "default") for key in _SERVER}
         settings |= layer

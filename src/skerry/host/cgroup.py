@@ -97,9 +97,11 @@ class Hierarchies(NamedTuple):
             if parent := self.parents.get(controller):
                 yield controller, parent.path / name, parent.version
 
-    def make(self, name: str, limits: GroupLimits) -> None:
-        """Make the groups and set their limits. Raises ProviderError."""
+    def make(self, name: str, limits: GroupLimits, only: int | None = None) -> None:
+        """Make the groups and set their limits; `only` those of one version. Raises ProviderError."""
         for controller, group, version in self._by_controller(name, limits):
+            if only not in (None, version):
+                continue
             try:
                 group.mkdir(exist_ok=True)
                 for file, value in limits.knobs(controller, version).items():
@@ -121,23 +123,21 @@ class Hierarchies(NamedTuple):
                 _log.debug("%s: retrying: %s", name, error)
 
     @contextlib.contextmanager
-    def opened(self, name: str, limits: GroupLimits) -> Iterator[tuple[list[int], int | None]]:
-        """Open the groups for a process that is to begin in them, and so waits for nobody: of v1 files that it writes 0
-        to while it has one thread, of v2 the folder that it is forked into. Raises ProviderError."""
-        folders = {group: version for _, group, version in self._by_controller(name, limits)}
+    def tasks(self, name: str, limits: GroupLimits) -> Iterator[list[int]]:
+        """Open files of groups of version 1: who writes 0 to them while it has one thread is in them, and waits for
+        nobody. Raises ProviderError."""
         with contextlib.ExitStack() as opened:
+            yield [_opened(group / "tasks", os.O_WRONLY, opened) for group in self._groups_of(1, name, limits)]
 
-            def open_one(path: Path, flags: int) -> int:
-                try:
-                    fd = os.open(path, flags | os.O_CLOEXEC)
-                except OSError as error:
-                    raise ProviderError(f"the cgroup {path} cannot be used: {error.strerror}") from error
-                opened.callback(os.close, fd)
-                return fd
+    @contextlib.contextmanager
+    def folder(self, name: str, limits: GroupLimits) -> Iterator[int | None]:
+        """Open the group of version 2, if there is one, for a process to be forked into. Raises ProviderError."""
+        with contextlib.ExitStack() as opened:
+            groups = self._groups_of(2, name, limits)
+            yield _opened(groups[0], os.O_RDONLY | os.O_DIRECTORY, opened) if groups else None
 
-            tasks = [open_one(group / "tasks", os.O_WRONLY) for group, version in folders.items() if version == 1]
-            roots = [open_one(group, os.O_RDONLY | os.O_DIRECTORY) for group, v in folders.items() if v == 2]
-            yield tasks, roots[0] if roots else None
+    def _groups_of(self, version: int, name: str, limits: GroupLimits) -> list[Path]:
+        return list(dict.fromkeys(group for _, group, each in self._by_controller(name, limits) if each == version))
 
     def check(self, pid: int, name: str, limits: GroupLimits) -> None:
         """Raise ProviderError unless the kernel says that the process is in its groups, and that they limit it."""
@@ -328,6 +328,15 @@ def _sweep(parent: Path) -> None:
                 _log.info("removed the abandoned trial group %s", group)
             except OSError as error:
                 _log.debug("the trial group %s is not removed: %s", group, error)
+
+
+def _opened(path: Path, flags: int, opened: contextlib.ExitStack) -> int:
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise ProviderError(f"the cgroup {path} cannot be used: {error.strerror}") from error
+    opened.callback(os.close, fd)
+    return fd
 
 
 def _write_knob(path: Path, value: str) -> None:

@@ -175,7 +175,12 @@ class Creator:
         if record.cid is not None and provider.isolation is Isolation.VM:
             labels = {**labels, CID_LABEL: str(record.cid)}
         keeps_nothing = record.ephemeral and spec.name is None and spec.data is None and "data" in provider.honours
-        return msgspec.structs.replace(spec, labels=labels, data=False if keeps_nothing else spec.data)
+        data = False if keeps_nothing else spec.data
+        return (
+            spec
+            if labels == spec.labels and data is spec.data
+            else msgspec.structs.replace(spec, labels=labels, data=data)
+        )
 
     async def _boot(
         self, record: Record, spec: Spec, provider: Provider, take_files: TakeFiles | None

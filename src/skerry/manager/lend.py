@@ -47,7 +47,7 @@ class Shared:
         require_asyncio()
         return (await _by_loop.setdefault(asyncio.get_running_loop(), _OfLoop()).take()).handles
 
-    async def give_back(self) -> None:
+    async def give_back(self, *, has_ended: bool = False) -> None:
         await _by_loop.setdefault(asyncio.get_running_loop(), _OfLoop()).give_back()
 
 
@@ -61,12 +61,13 @@ class Own:
         self._spec = spec
         self._settings = settings
         self._adopted = adopted
+        self._store: Store | None = None
         self._handles: Handles | None = None
 
     async def take(self) -> Handles:
         require_asyncio()
         if self._handles is None:
-            store = await Store.in_memory()
+            store = self._store = await Store.in_memory()
             providers = {self._spec.provider: self._provider}
             handles = AsyncSandboxManager(self._settings, store=store, providers=providers, reconcile=False).handles
             if self._adopted is not None:
@@ -74,5 +75,7 @@ class Own:
             self._handles = handles
         return self._handles
 
-    async def give_back(self) -> None:
-        return
+    async def give_back(self, *, has_ended: bool = False) -> None:
+        if has_ended and self._store is not None:
+            await self._store.aclose()
+            self._store = self._handles = None

@@ -55,4 +55,5 @@ class Lender(Protocol):
 
     async def take(self) -> Keeper: ...
 
-    async def give_back(self) -> None: ...
+    async def give_back(self, *, has_ended: bool = False) -> None:
+        """Have no more use of it; for good, if the sandbox `has_ended`."""

@@ -206,7 +206,7 @@ class AsyncSandbox:
     async def _let_go(self) -> None:
         if self._lender is not None and self._keeper is not None:
             self._keeper = None
-            await self._lender.give_back()
+            await self._lender.give_back(has_ended=self.connection.state is State.DESTROYED)
 
     @asynccontextmanager
     async def _registry(self) -> AsyncIterator[Keeper]:

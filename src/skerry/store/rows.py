@@ -50,7 +50,7 @@ def to_json(value: Any) -> str:
 
 def without_secrets(spec: Spec) -> Spec:
     """The spec for the registry. Values of its environment may be secret, and the agent alone needs them."""
-    return msgspec.structs.replace(spec, env=dict.fromkeys(spec.env, HIDDEN))
+    return msgspec.structs.replace(spec, env=dict.fromkeys(spec.env, HIDDEN)) if spec.env else spec
 
 
 def fingerprint(spec: Spec, salt: str) -> str:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PLACE = "-" * 36
 """Stands in the zygote's arguments where those of each fork have the id of its box."""
 _LISTENER, _SETTINGS = 3, 4
-_MAX_REQUEST, _LEAST_DESCRIPTORS, _MAX_DESCRIPTORS = 1 << 12, 4, 8
+_MAX_REQUEST, _LEAST_DESCRIPTORS, _MAX_DESCRIPTORS = 1 << 12, 2, 8
+_ROOM = _socket.CMSG_SPACE(12) + _socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 _HEAD = 12
 _IS_IN_GROUP = 1
 _FIRST_UID, _LAST_UID = 0x70000000, 0x7FFFFFFF
@@ -59,9 +60,8 @@ def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
     poll = select.poll()
     poll.register(_LISTENER, select.POLLIN)
     request = bytearray(_MAX_REQUEST)
-    room = _socket.CMSG_SPACE(12) + _socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
     while poll.poll(settings["idle_s"] * 1000):
-        size, said, _, _ = listener.recvmsg_into([request], room, _socket.MSG_CMSG_CLOEXEC)
+        size, said, _, _ = listener.recvmsg_into([request], _ROOM, _socket.MSG_CMSG_CLOEXEC)
         fds = _descriptors(said)
         try:
             uid, gid, flags = unpack_from("<3I", request)
@@ -172,9 +172,14 @@ def _become(
 
 
 def _take_descriptors(fds: list[int]) -> None:
-    """Keep those of a request, each under its number, and no other; enter the control groups that some of them are."""
-    config, listen, log, answer, *groups = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in fds]
+    """Keep those of a request, each under its number, and no other. While we were forked, more were got ready: enter
+    the control groups that some of them are. If none come, whoever asked has gone or failed, and we end."""
+    log, answer = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in fds]
     fds.clear()
+    asking = _socket.socket(fileno=answer)
+    _, said, _, _ = asking.recvmsg(1, _ROOM, _socket.MSG_CMSG_CLOEXEC)
+    asking.detach()
+    config, listen, *groups = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in _descriptors(said)]
     for fd in groups:
         posix.write(fd, b"0")  # ourselves: the kernel moves one thread without waiting for all others
     for fd, number in ((log, 1), (log, 2), (config, _CONFIG), (listen, _LISTEN), (answer, _ANSWER)):
@@ -185,7 +190,7 @@ def _take_descriptors(fds: list[int]) -> None:
 def _refuse(fds: list[int], error: OSError) -> None:
     """Tell why there is no fork; who asked may have gone."""
     try:
-        posix.write(fds[3], f"failed: {error}".encode())
+        posix.write(fds[1], f"failed: {error}".encode())
     except (OSError, IndexError):
         pass
 

@@ -11,7 +11,7 @@ import select
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -257,29 +257,35 @@ class Creation:
             first = _identify(read_child_pid(info.fileno(), self._deadline))
             self._box.write_processes([first, _identify(launcher_pid)])
             _let_die_first(first)
-            config.write(self._config(listen_number))
+            config.write(self._config(listen_number, ULIMITS))
             return first
 
     def _fork(self, zygotes: Zygotes, log: Log) -> Forked | None:
         """Have the box forked, with its notes and limits as `_launch` has them; None where nobody does it."""
-        name = group_name(self._box.id)
+        name, hierarchies = group_name(self._box.id), self._holder.hierarchies
         config_read, config_write = spawn.task_pipe()
-        # nobody else keeps the listener: if the fork dies, who has dialled it hears of that
-        with open(config_read, "rb", 0), open(config_write, "wb", 0) as config, self._box.listen() as listener:
+        with open(config_read, "rb", 0), open(config_write, "wb", 0) as config, contextlib.ExitStack() as lent:
+
+            def others() -> list[int]:
+                # nobody else keeps the listener: if the fork dies, who has dialled it hears of that
+                listener = lent.enter_context(self._box.listen())
+                hierarchies.make(name, self._limits, 1)
+                return [config_read, listener.fileno(), *lent.enter_context(hierarchies.tasks(name, self._limits))]
+
             try:
-                self._holder.hierarchies.make(name, self._limits)
-                with self._holder.hierarchies.opened(name, self._limits) as (tasks, group):
-                    channels = Channels(config_read, listener.fileno(), log.fd, tasks, group)
-                    forked = zygotes.fork(self._uid, self._to_fork(), channels)
+                hierarchies.make(name, self._limits, 2)
+                with hierarchies.folder(name, self._limits) as group:
+                    forked = zygotes.fork(self._uid, self._to_fork(), Channels(log.fd, group, others))
             except ProviderError as error:  # somebody cleans up groups; the plain way tries again, and tells
                 _log.debug("box %s is not forked: %s", self._box.id, error)
                 return None
-            listener.close()
+            finally:
+                lent.close()
             if forked is None:
                 return None
             self._box.write_processes([forked.process])
             _let_die_first(forked.process)
-            config.write(self._config(LISTEN))
+            config.write(self._config(LISTEN, {}))  # it has the zygote's limits
             return forked
 
     def _to_fork(self) -> Fork:
@@ -382,7 +388,7 @@ class Creation:
         disk = boxes.attach_disk(self._box, self._spec.disk, self._uid)
         return profile.bind(inherited.add(disk), HOME, read_only=False)
 
-    def _config(self, listen_number: int) -> bytes:
+    def _config(self, listen_number: int, ulimits: Mapping[str, int]) -> bytes:
         spec = self._spec
         config = {
             "listen": {"fd": listen_number},
@@ -392,7 +398,7 @@ class Creation:
             "lifetime_s": spec.lifetime_s or None,
             "idle_s": spec.idle_s or None,
             "rules": spec.network is Network.RULES,
-            "rlimits": ULIMITS | {"nproc": self._limits.pids},
+            "rlimits": {**ulimits, "nproc": self._limits.pids},
         }
         return msgspec.json.encode(config)
 

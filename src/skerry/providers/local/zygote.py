@@ -62,11 +62,12 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 class Channels(NamedTuple):
     """Descriptors of a fork; they stay the caller's."""
 
-    config: int
-    listener: int
     log: int
-    tasks: Sequence[int]
     group: int | None
+    """The control group of version 2 that it begins in."""
+    others: Callable[[], Sequence[int]]
+    """What gets the rest ready while it is forked: the configuration, the listener, and files of groups of version 1.
+    Raises ProviderError."""
 
 
 class Forked:
@@ -95,7 +96,8 @@ class Zygotes:
         self._not_before: dict[str, float] = {}
 
     def fork(self, uid: int | None, fork: Fork, channels: Channels) -> Forked | None:
-        """Have a fork made; None if there is nobody to do it, who is then started for the next one."""
+        """Have a fork made; None if there is nobody to do it, who is then started for the next one. Raises
+        ProviderError as `channels` do."""
         try:
             name = self._name()
         except OSError as error:
@@ -108,13 +110,13 @@ class Zygotes:
             answers.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             answers.settimeout(_ANSWER_S)
             with answer:
-                fds = [channels.config, channels.listener, channels.log, answer.fileno(), *channels.tasks]
-                flags = 0
+                fds, flags = [channels.log, answer.fileno()], 0
                 if channels.group is not None:
                     fds, flags = [*fds, channels.group], _IS_IN_GROUP
                 ids = (os.geteuid(), os.getegid()) if uid is None else (uid, uid)
                 request = struct.pack("<3I", *ids, flags) + msgspec.json.encode(fork)
                 self._send(name, request, fds)
+            socket.send_fds(answers, [b"."], [*channels.others()], socket.MSG_NOSIGNAL)
             begun, said, _, _ = answers.recvmsg(1024, socket.CMSG_SPACE(_CREDENTIALS.size))
             if begun != b"begun":
                 self._give_up(name, _AGAIN_S, begun.decode(errors="replace"))
