@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from contextlib import ExitStack
+
+import limit
 
 from skerry import providers
-from skerry.measure.figures import Figure, ms, p50
+from skerry.measure.figures import Figure, ms, p50, ratio
+from skerry.measure.limits import Spawner
 from skerry.model.spec import Spec
 from skerry.providers.base import Provider
 from skerry.sandbox.sandbox import AsyncSandbox
@@ -23,7 +28,10 @@ async def burst(settings: Settings) -> list[Figure]:
     try:
         await warm_up(provider)
         ones = [await _timed(provider, 1) for _ in range(settings.rounds(40))]
-        all_at_once = [await _timed(provider, _AT_ONCE) for _ in range(settings.rounds(8))]
+        all_at_once, bare = [], []
+        for _ in range(settings.rounds(8)):
+            all_at_once.append(await _timed(provider, _AT_ONCE))
+            bare.append(await _bare_at_once())
         duration_s = 8 if settings.quick else 60
         ids: set[str] = set()
         end = time.monotonic() + duration_s
@@ -37,6 +45,7 @@ async def burst(settings: Settings) -> list[Figure]:
         Figure(
             case="burst", what=what, measured=ms(took), limit=f"{ms(one)} one", value=took / one, unit="x", at_most=25
         ),
+        ratio("burst", what, all_at_once, bare, against=f"{_AT_ONCE} bwrap true"),
         Figure(
             case="burst",
             what=f"create, exec, destroy, {_WORKERS} at a time, for {duration_s} s",
@@ -56,6 +65,20 @@ async def _timed(provider: Provider, count: int) -> float:
     took = time.perf_counter() - start
     await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
     return took
+
+
+async def _bare_at_once() -> float:
+    """Seconds that as many bare boxes take, which come and go, with one after the other on each processor."""
+    with ExitStack() as stack:
+        spawners = [stack.enter_context(limit.bare_box()) for _ in range(os.cpu_count() or 1)]
+        start = time.perf_counter()
+        await asyncio.gather(*(asyncio.to_thread(_some, each, _AT_ONCE // len(spawners)) for each in spawners))
+        return time.perf_counter() - start
+
+
+def _some(spawner: Spawner, count: int) -> None:
+    for _ in range(count):
+        spawner.once()
 
 
 async def _answered(provider: Provider) -> AsyncSandbox:

@@ -233,7 +233,7 @@ class Agent:
         call.answer({"protocol": PROTOCOL, "agent": VERSION, "pid": posix.getpid(), "started": self.started})
         if self._has_rules and "network" not in _HANDLERS:  # it is asked for next, by the gate
             call.channel.when_sent(lambda: self._warm_up("network"))
-        if self._processes is None:
+        if _FIRST_CALLS[0] not in _HANDLERS:
             self.loop.later(_WARM_UP_S, self._warm_up)
 
     def _warm_up(self, *methods: str) -> None:

@@ -19,7 +19,7 @@ _NOT_A_FOLDER = 20
 
 
 def raise_loopback() -> None:
-    _ask(_SET_FLAGS, _request(_LOOPBACK, _UP_AND_RUNNING.to_bytes(2, sys.byteorder)))
+    _ask(_SET_FLAGS, _RAISED)
 
 
 def open_low_ports() -> None:
@@ -60,6 +60,9 @@ def _ask(number: int, request: bytes) -> None:
         ioctl(asking.fileno(), number, request)
     finally:
         asking.close()
+
+
+_RAISED = _request(_LOOPBACK, _UP_AND_RUNNING.to_bytes(2, sys.byteorder))
 
 
 def make_folder(path: str) -> None:

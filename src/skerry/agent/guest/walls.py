@@ -73,10 +73,6 @@ def give_up_capabilities(kept: tuple[int, ...] = ()) -> None:
     _call("capset", pack("2I", _CAPABILITY_VERSION, 0), pack("6I", bits, bits, 0, 0, 0, 0))
 
 
-def set_dumpable(value: bool) -> None:
-    _call("prctl", _SET_DUMPABLE, int(value), 0, 0, 0)
-
-
 def address_of(entry: int) -> int:
     """Address that the kernel told us of as we started, by its number in the auxiliary vector."""
     _libc.getauxval.restype = ctypes.c_ulong
@@ -99,11 +95,11 @@ class Filter:
 def raise_walls(box: dict[str, Any], uid: int, gid: int, calls: Filter) -> None:
     """Go from a fork to the inside of a box; `uid` and `gid` are those that the fork had. Raises OSError."""
     posix.setsid()
-    set_dumpable(True)  # else what is to be written of us in /proc is not ours
-    _map_ids("/proc/self", (0, uid), (0, gid))
+    _call("prctl", _SET_DUMPABLE, 1, 0, 0, 0)  # else what is to be written of us in /proc is not ours
+    _map_ids((0, uid), (0, gid))
     posix.setresgid(0, 0, 0)
     posix.setresuid(0, 0, 0)
-    _write("/proc/sys/user/max_user_namespaces", "1")  # the second one that follows, and no more
+    _write("/proc/sys/user/max_user_namespaces", b"1")  # the second one that follows, and no more
     _call("unshare", _NEW_MOUNTS | _NEW_CGROUPS | _NEW_HOST_NAME | _NEW_IPC | _NEW_NETWORK)
     sethostname("sandbox")
     setup.raise_loopback()
@@ -111,22 +107,22 @@ def raise_walls(box: dict[str, Any], uid: int, gid: int, calls: Filter) -> None:
         setup.open_low_ports()
     _enter_tree(box)
     _call("unshare", NEW_USERS)
-    _map_ids("/proc/self", (box["user"][0], 0), (box["user"][1], 0))
+    _map_ids((box["user"][0], 0), (box["user"][1], 0))
     give_up_capabilities()
     # by prctl, and last of all: nothing that a box may not do is needed from here on
     _call("prctl", _SET_SECCOMP, _FILTER, calls.head, 0, 0)
 
 
-def _map_ids(of: str, uids: tuple[int, int], gids: tuple[int, int]) -> None:
-    _write(of + "/setgroups", "deny")
-    _write(of + "/uid_map", f"{uids[0]} {uids[1]} 1")
-    _write(of + "/gid_map", f"{gids[0]} {gids[1]} 1")
+def _map_ids(uids: tuple[int, int], gids: tuple[int, int]) -> None:
+    _write("/proc/self/setgroups", b"deny")
+    _write("/proc/self/uid_map", b"%d %d 1" % uids)
+    _write("/proc/self/gid_map", b"%d %d 1" % gids)
 
 
-def _write(path: str, text: str) -> None:
+def _write(path: str, text: bytes) -> None:
     fd = posix.open(path, posix.O_WRONLY | posix.O_CLOEXEC)
     try:
-        posix.write(fd, text.encode())
+        posix.write(fd, text)
     finally:
         posix.close(fd)
 
@@ -142,8 +138,8 @@ def _enter_tree(box: dict[str, Any]) -> None:
     _mount("proc/sys", "proc/sys", None, _BIND | _RECURSIVE)
     _close("proc/sys")
     _mount("devpts", "dev/pts", "devpts", _NO_SUID | _NO_EXEC, "newinstance,ptmxmode=0666,mode=620")
-    for name, mode, size in box["folders"]:
-        _mount("tmpfs", name, "tmpfs", _NO_SUID | _NO_DEVICES, f"mode={mode:o},size={size}")
+    for name, options in box["folders"]:
+        _mount("tmpfs", name, "tmpfs", _NO_SUID | _NO_DEVICES, options)
     _call("syscall", _PIVOT_ROOT[_machine], b".", b".")
     _call("umount2", b".", _DETACH)
     posix.chdir("/")

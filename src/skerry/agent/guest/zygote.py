@@ -8,10 +8,8 @@ import _signal
 import _socket
 import gc
 import posix
-import select
 import sys
-from _struct import unpack_from
-from fcntl import F_DUPFD_CLOEXEC, fcntl
+from _struct import unpack, unpack_from
 
 from . import agent, users, walls, wire
 from .loop import Loop
@@ -24,7 +22,8 @@ if TYPE_CHECKING:
 
 PLACE = "-" * 36
 """Stands in the zygote's arguments where those of each fork have the id of its box."""
-_LISTENER, _SETTINGS = 3, 4
+_CHANNEL, _SETTINGS = 3, 4
+"""The first is where requests come, and in a fork the way to whoever asked for it."""
 _MAX_REQUEST, _LEAST_DESCRIPTORS, _MAX_DESCRIPTORS = 1 << 12, 2, 8
 _ROOM = _socket.CMSG_SPACE(12) + _socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS)
 _HEAD = 12
@@ -32,8 +31,7 @@ _IS_IN_GROUP = 1
 _FIRST_UID, _LAST_UID = 0x70000000, 0x7FFFFFFF
 _SET_GID, _SET_UID = 6, 7
 _RANDOM_BYTES = 25
-_CONFIG, _LISTEN, _ANSWER = 3, 4, 5
-_OUT_OF_THE_WAY = 64
+_MORE_THAN_WE_HAVE = 128
 _LARGE = 1 << 20
 _REHEARSALS = 10
 _ARGUMENTS_START = 45  # of what follows the name in `stat`
@@ -47,21 +45,25 @@ def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
     settings = wire.loads(_read_all(_SETTINGS).decode())
     posix.close(_SETTINGS)
     calls = walls.Filter(bytes.fromhex(settings["program"]))
-    listener = _socket.socket(fileno=_LISTENER)
+    listener = _socket.socket(fileno=_CHANNEL)
     own_uid = posix.geteuid()
     walls.give_up_capabilities((_SET_GID, _SET_UID) if own_uid == 0 else ())
     if own_uid == 0:
         posix.setgroups([])
     users.set_rlimits(settings["rlimits"])
+    users.lower_priority()
+    posix.umask(0o022)
     _warm_up()
-    walls.set_dumpable(False)
+    users.deny_tracing()
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # who has ended is nobody's to wait for
     traces = _Traces()
-    poll = select.poll()
-    poll.register(_LISTENER, select.POLLIN)
+    listener.settimeout(settings["idle_s"])
     request = bytearray(_MAX_REQUEST)
-    while poll.poll(settings["idle_s"] * 1000):
-        size, said, _, _ = listener.recvmsg_into([request], _ROOM, _socket.MSG_CMSG_CLOEXEC)
+    while True:
+        try:
+            size, said, _, _ = listener.recvmsg_into([request], _ROOM, _socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError:
+            break
         fds = _descriptors(said)
         try:
             uid, gid, flags = unpack_from("<3I", request)
@@ -69,11 +71,10 @@ def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
                 continue
             if size == 0:
                 break
-            if len(fds) < _LEAST_DESCRIPTORS or not _may_become(uid, gid):
+            if len(fds) < _LEAST_DESCRIPTORS or not _may_become(own_uid, uid, gid):
                 continue
-            if _fork(uid, gid, fds.pop() if flags & _IS_IN_GROUP else None) == 0:
-                listener.detach()
-                _become(bytes(request[_HEAD:size]), uid, gid, fds, calls, traces, run)
+            if _fork(own_uid, uid, gid, fds.pop() if flags & _IS_IN_GROUP else None) == 0:
+                _become(bytes(request[_HEAD:size]), uid, gid, fds, listener, calls, traces, run)
         except OSError as error:
             _refuse(fds, error)
         finally:
@@ -83,20 +84,15 @@ def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
     posix._exit(0)
 
 
-def _may_become(uid: int, gid: int) -> bool:
+def _may_become(own_uid: int, uid: int, gid: int) -> bool:
     """Whether it is a user for boxes: root makes none that is not one box's alone, least of all of itself."""
-    if posix.geteuid() == 0:
+    if own_uid == 0:
         return uid == gid and _FIRST_UID <= uid <= _LAST_UID
-    return (uid, gid) == (posix.geteuid(), posix.getegid())
+    return (uid, gid) == (own_uid, posix.getegid())
 
 
 def _descriptors(said: list[tuple[int, int, bytes]]) -> list[int]:
-    return [
-        int.from_bytes(data[at : at + 4], sys.byteorder)
-        for _, kind, data in said
-        if kind == _socket.SCM_RIGHTS
-        for at in range(0, len(data) - 3, 4)
-    ]
+    return [fd for _, kind, data in said if kind == _socket.SCM_RIGHTS for fd in unpack(f"{len(data) // 4}i", data)]
 
 
 def _sender(said: list[tuple[int, int, bytes]]) -> int | None:
@@ -107,14 +103,14 @@ def _sender(said: list[tuple[int, int, bytes]]) -> int | None:
     return None
 
 
-def _fork(uid: int, gid: int, group: int | None) -> int:
+def _fork(own_uid: int, uid: int, gid: int, group: int | None) -> int:
     """Fork as that user, into namespaces that are its; returns 0 in the fork."""
     if group is not None:  # only we may put anybody there, so the user and the namespaces follow inside
         try:
             return walls.fork(0, group)
         finally:
             posix.close(group)
-    changes = uid != posix.geteuid()
+    changes = uid != own_uid
     if changes:
         posix.setegid(gid)
         posix.seteuid(uid)
@@ -133,13 +129,14 @@ def _become(
     uid: int,
     gid: int,
     fds: list[int],
+    channel: _socket.socket,
     calls: walls.Filter,
     traces: _Traces,
     run: Callable[[dict[str, Any]], int],
 ) -> NoReturn:
     """In a fork: become the box that a request is for, and run its agent."""
     try:
-        _take_descriptors(fds)
+        given, listen = _take_descriptors(fds, channel)
         if posix.getpid() != 1:  # in its group already
             posix.setresgid(gid, gid, gid)
             posix.setresuid(uid, uid, uid)
@@ -147,19 +144,21 @@ def _become(
                 posix._exit(0)
         box = wire.loads(text.decode())
         traces.replace(box["id"])
-        posix.write(_ANSWER, b"begun")
+        posix.write(_CHANNEL, b"begun")
         _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         walls.raise_walls(box, uid, gid, calls)
         null = posix.open("/dev/null", posix.O_RDONLY)  # what the zygote has there its forks would share
         posix.dup2(null, 0)
         posix.close(null)
-        posix.write(_ANSWER, b"whole")
-        posix.close(_ANSWER)
-        config = wire.loads(_read_all(_CONFIG).decode())
-        posix.close(_CONFIG)
+        posix.write(_CHANNEL, b"whole")
+        posix.close(_CHANNEL)
+        config = wire.loads(_read_all(given).decode())
+        config["listen"] = {"fd": listen}
+        users.set_rlimits(config.pop("rlimits"))  # all else that comes with them is the zygote's already
+        posix.close(given)
     except BaseException as error:
         try:
-            posix.write(_ANSWER, f"failed: {error}".encode()[:1024])
+            posix.write(_CHANNEL, f"failed: {error}".encode()[:1024])
         finally:
             posix._exit(1)
     code = 1
@@ -171,20 +170,22 @@ def _become(
         posix._exit(code)
 
 
-def _take_descriptors(fds: list[int]) -> None:
-    """Keep those of a request, each under its number, and no other. While we were forked, more were got ready: enter
-    the control groups that some of them are. If none come, whoever asked has gone or failed, and we end."""
-    log, answer = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in fds]
-    fds.clear()
-    asking = _socket.socket(fileno=answer)
-    _, said, _, _ = asking.recvmsg(1, _ROOM, _socket.MSG_CMSG_CLOEXEC)
-    asking.detach()
-    config, listen, *groups = [fcntl(fd, F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY) for fd in _descriptors(said)]
+def _take_descriptors(fds: list[int], channel: _socket.socket) -> tuple[int, int]:
+    """Keep those of a request, where each belongs, and no other; those of the configuration and of the listener. These
+    were got ready while we were forked, with files of control groups to enter. If none come, whoever asked has gone or
+    failed, and we end."""
+    log, answer = fds
+    posix.dup2(answer, _CHANNEL, inheritable=False)  # in the place of the zygote's listener
+    posix.dup2(log, 1)
+    posix.dup2(log, 2)
+    posix.close(log)
+    posix.close(answer)
+    _, said, _, _ = channel.recvmsg(1, _ROOM, _socket.MSG_CMSG_CLOEXEC)
+    config, listen, *groups = _descriptors(said)
     for fd in groups:
         posix.write(fd, b"0")  # ourselves: the kernel moves one thread without waiting for all others
-    for fd, number in ((log, 1), (log, 2), (config, _CONFIG), (listen, _LISTEN), (answer, _ANSWER)):
-        posix.dup2(fd, number, inheritable=number <= 2)
-    posix.closerange(_ANSWER + 1, 2 * _OUT_OF_THE_WAY)
+    posix.closerange(max(config, listen) + 1, _MORE_THAN_WE_HAVE)
+    return config, listen
 
 
 def _refuse(fds: list[int], error: OSError) -> None:
@@ -237,7 +238,7 @@ def rehearse() -> None:
     client, stream = _socket.socketpair()
     loop = Loop()
     fd = stream.detach()
-    agent.Agent({"env": {}}, loop).serve(fd, fd)
+    agent.Agent({"env": {}, "home": "/", "lifetime_s": 1.0}, loop).serve(fd, fd)
     for id, method in enumerate(("hello", "ping"), 1):
         client.send(wire.encode({"jsonrpc": "2.0", "id": id, "method": method, "params": {}}))
         while loop.turn(0):

@@ -11,7 +11,7 @@ import select
 import signal
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from skerry.providers.local import boxes, host, profile
 from skerry.providers.local.boxes import Box, Meta
 from skerry.providers.local.host import Host
 from skerry.providers.local.profile import AGENT, HOME, PYTHON
-from skerry.providers.local.zygote import LISTEN, Channels, Fork, Forked, Zygotes, why_not_forked
+from skerry.providers.local.zygote import Channels, Fork, Forked, Zygotes, why_not_forked
 from skerry.providers.shared import loopback
 from skerry.providers.shared.limits import ULIMITS, BoxLimits
 
@@ -257,7 +257,7 @@ class Creation:
             first = _identify(read_child_pid(info.fileno(), self._deadline))
             self._box.write_processes([first, _identify(launcher_pid)])
             _let_die_first(first)
-            config.write(self._config(listen_number, ULIMITS))
+            config.write(self._config(listen_number))
             return first
 
     def _fork(self, zygotes: Zygotes, log: Log) -> Forked | None:
@@ -285,7 +285,7 @@ class Creation:
                 return None
             self._box.write_processes([forked.process])
             _let_die_first(forked.process)
-            config.write(self._config(LISTEN, {}))  # it has the zygote's limits
+            config.write(self._config(None))
             return forked
 
     def _to_fork(self) -> Fork:
@@ -294,7 +294,7 @@ class Creation:
             user=profile.user_of(self._spec),
             rules=self._spec.network is Network.RULES,
             masked=[path[1:] for path in profile.masked(has_own_uid=self._uid is not None)],
-            folders=profile.folders(self._sizes),
+            folders=[(name, f"mode={mode:o},size={size}") for name, mode, size in profile.folders(self._sizes)],
         )
 
     def _intend(self) -> None:
@@ -388,17 +388,18 @@ class Creation:
         disk = boxes.attach_disk(self._box, self._spec.disk, self._uid)
         return profile.bind(inherited.add(disk), HOME, read_only=False)
 
-    def _config(self, listen_number: int, ulimits: Mapping[str, int]) -> bytes:
-        spec = self._spec
+    def _config(self, listen_number: int | None) -> bytes:
+        """Configuration of the agent. A fork is not told its listener, and has the zygote's limits."""
+        spec, is_forked = self._spec, listen_number is None
         config = {
-            "listen": {"fd": listen_number},
+            "listen": None if is_forked else {"fd": listen_number},
             "home": HOME,
             "cwd": spec.cwd or HOME,
             "env": profile.environment(spec, has_links=spec.root is None and bool(self._host.links)),
             "lifetime_s": spec.lifetime_s or None,
             "idle_s": spec.idle_s or None,
             "rules": spec.network is Network.RULES,
-            "rlimits": {**ulimits, "nproc": self._limits.pids},
+            "rlimits": {**({} if is_forked else ULIMITS), "nproc": self._limits.pids},
         }
         return msgspec.json.encode(config)
 

@@ -33,8 +33,6 @@ _log = logging.getLogger("skerry.providers")
 _PLACE = "-" * 36
 """Where a fork writes its id; `agent/guest/zygote.py` knows it too."""
 _TREE = "/box"
-LISTEN = 4
-"""Number that a fork has for its listening socket."""
 _IDLE_S = 60.0
 _ANSWER_S = 5.0
 _AGAIN_S = 5.0
@@ -55,8 +53,8 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     user: tuple[int, int]
     rules: bool
     masked: list[str]
-    folders: list[tuple[str, int, int]]
-    """Path below the root, mode and size of what the box can write to."""
+    folders: list[tuple[str, str]]
+    """Path below the root of what the box can write to, and with which options it is mounted."""
 
 
 class Channels(NamedTuple):
