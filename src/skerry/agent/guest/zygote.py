@@ -12,7 +12,7 @@ import sys
 from _struct import unpack, unpack_from
 
 from . import agent, users, walls, wire
-from .loop import Loop
+from .loop import Loop, ignore_errors
 from .walls import NEW_PIDS, NEW_USERS
 
 TYPE_CHECKING = False
@@ -258,5 +258,9 @@ def _share_tables() -> None:
         span, mode, _, _, inode, *_ = line.split()
         start, end = (int(address, 16) for address in span.split("-"))
         if inode != "0" and mode in ("r-xp", "r--p") and end - start >= _LARGE:
-            posix.pwrite(memory, posix.pread(memory, 1, start), start)  # nothing changes
+            ignore_errors(_write_over, memory, start)  # a kernel may refuse that
     posix.close(memory)
+
+
+def _write_over(memory: int, address: int) -> None:
+    posix.pwrite(memory, posix.pread(memory, 1, address), address)  # nothing changes
