@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import gc
 import os
 import re
 import signal
@@ -23,7 +22,6 @@ from providers.local.forks import first_of, is_forked, zygotes_of
 from providers.local.test_launch import seen_on_host
 from providers.test_local import PACKAGES, as_plain_user, interpreter_for_all
 
-from skerry.agent.guest import zygote as guest
 from skerry.errors import CreateFailed
 from skerry.host import cgroup, processes, scope
 from skerry.host.processes import Process
@@ -235,13 +233,15 @@ async def test_nothing_of_a_box_stays_in_the_zygote_or_gets_into_the_next(warm: 
 
 
 def test_a_rehearsal_leaves_nothing_open_that_a_fork_would_close_as_its_own() -> None:
-    gc.disable()
-    try:
-        before = os.listdir("/proc/self/fd")
-        guest.rehearse()
-        assert os.listdir("/proc/self/fd") == before
-    finally:
-        gc.enable()
+    program = """
+import gc, os
+from skerry.agent.guest import zygote
+gc.disable()
+before = os.listdir("/proc/self/fd")
+zygote.rehearse()
+assert os.listdir("/proc/self/fd") == before
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=20, check=True)
 
 
 @NEEDS_ROOT
@@ -388,6 +388,7 @@ async def test_a_fork_whose_manager_has_died_ends_by_itself(
     assert control_groups(id) == []
 
 
+@pytest.mark.usefixtures("warm")  # by which there is something in the folder that others share
 async def test_a_zygote_that_nobody_uses_ends(tmp_path: Path, cache: Path) -> None:
     local = Local(LocalConfig(state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache")))
     (tmp_path / "cache").mkdir()
