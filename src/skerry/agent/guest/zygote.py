@@ -33,7 +33,7 @@ _SET_GID, _SET_UID = 6, 7
 _RANDOM_BYTES = 25
 _MORE_THAN_WE_HAVE = 128
 _LARGE = 1 << 20
-_REHEARSALS = 10
+_REHEARSALS = 10  # from the ninth time on an interpreter runs code in a form made for what it has met
 _ARGUMENTS_START = 45  # of what follows the name in `stat`
 _WARM = "_ctypes", "_posixsubprocess", "encodings.ascii", "resource", "termios"
 
