@@ -67,7 +67,7 @@ async def vm(settings: Settings) -> list[Figure]:
             return [
                 ratio("vm", "boot to first ping", boots.cold, boots.raw, against="raw QEMU to its hello", at_most=1.15),
                 ratio("vm", "clone to first ping", boots.clones, boots.cold, against="our boot", at_most=0.1),
-                ratio("vm", f"{_AT_ONCE} clones at once, each", crowd, alone, against="one clone", at_most=4),
+                ratio("vm", f"{_AT_ONCE} clones at once, each", crowd, alone, against="one clone", at_most=3),
                 memory,
                 *await _naps(cloning, boots.cold, alone, settings.rounds(8)),
                 await _execs(cloning, settings.rounds(160)),
@@ -140,7 +140,7 @@ async def _crowds(provider: Provider, rounds: int) -> tuple[list[float], list[fl
             crowd += [took for _, took in boxes]
             each_mb += [sum(map(proportional_memory, processes_of(sandbox.id))) / 1e6 for sandbox, _ in boxes]
     what, measured = f"memory of a clone, with {_AT_ONCE}", f"{p50(each_mb):.1f} MB"
-    memory = Figure(case="vm", what=what, measured=measured, value=p50(each_mb), unit=" MB", at_most=65)
+    memory = Figure(case="vm", what=what, measured=measured, value=p50(each_mb), unit=" MB", at_most=45)
     return alone, crowd, memory
 
 
