@@ -18,7 +18,9 @@ from state_folders import boxes
 import skerry
 from skerry.fleet.events import PhaseState
 from skerry.fleet.fleet import AsyncFleet, load_fleet
+from skerry.manager.handles import Handles
 from skerry.manager.manager import AsyncSandboxManager
+from skerry.model.records import PHASE_LABEL, Record
 
 FILE = """
 name: crew
@@ -146,8 +148,15 @@ async def test_programs_that_start_one_fleet_at_once_make_each_member_once(
 
 @pytest.mark.parametrize("seen", [1, 2, 4])
 async def test_a_fleet_that_another_program_starts_can_be_ended_at_any_time(
-    manager: AsyncSandboxManager, folder: Path, seen: int
+    manager: AsyncSandboxManager, folder: Path, monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
+    terminate, asked = Handles.terminate, list[str]()
+
+    async def noted(self: Handles, record: Record, grace_s: float | None) -> None:
+        asked.append(record.spec.labels[PHASE_LABEL])
+        await terminate(self, record, grace_s)
+
+    monkeypatch.setattr(Handles, "terminate", noted)
     endless = FILE + "    setup: [[sleep, infinity]]\n"  # so that it is still at it, however slow we are
     program = await started(folder, "none", "1", "before", text=endless)
     fleet = await AsyncFleet.open(manager, "crew")
@@ -159,6 +168,7 @@ async def test_a_fleet_that_another_program_starts_can_be_ended_at_any_time(
     await fleet.down()
     out, errors = await asyncio.wait_for(program.communicate(), 50)
     assert "stopped" in out.decode(), errors.decode()
+    assert "web" not in asked  # its maker would take the end of the setup for a failure
     assert await fleet.status() == {}
     assert boxes(folder) == []
 

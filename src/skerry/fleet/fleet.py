@@ -15,7 +15,7 @@ from skerry.errors import AgentUnreachable, CallInterrupted, CallTimeout, NotFou
 from skerry.fleet.broadcast import MemberOutcome, OnOutput, broadcast, choose, run
 from skerry.fleet.events import MemberDestroyed, Notifier, OnEvent, Report
 from skerry.fleet.load import load
-from skerry.fleet.members import Members, destroy_many
+from skerry.fleet.members import Members, destroy_many, is_in_work
 from skerry.fleet.model import ALL, PHASE_LABEL, FleetSpec, OnFailure, Phase, suggestion
 from skerry.fleet.plan import Plan, diff, ends
 from skerry.fleet.status import UNREACHABLE, MemberStatus, Roster, StatusReader, by_phase, is_ready
@@ -261,13 +261,15 @@ class AsyncFleet:
         raise WrongState(f"fleet {self.name!r} is started all the time by others; end them, and ask again")
 
     async def _destroy(self, members: Mapping[str, Record], volumes: bool, grace_s: float | None) -> dict[str, str]:
-        """Ask the processes of all members to end at one moment, then remove the members; why some could not be."""
+        """Ask the processes of all members to end at one moment, then remove the members; why some could not be. Who
+        still makes a member is not to take the end of its processes for a failure: of such a one they are not asked."""
 
         async def destroy(id: SandboxId) -> None:
             await self._manager.destroy(id, volumes=volumes, grace_s=0)
 
         handles = self._manager.handles
-        await asyncio.gather(*(handles.terminate(record, grace_s) for record in members.values()))
+        whole = [record for record in members.values() if not is_in_work(record, self._manager.store.now())]
+        await asyncio.gather(*(handles.terminate(record, grace_s) for record in whole))
         return await destroy_many({name: record.id for name, record in members.items()}, destroy)
 
 

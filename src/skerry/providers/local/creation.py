@@ -389,8 +389,7 @@ class Creation:
         return profile.bind(inherited.add(disk), HOME, read_only=False)
 
     def _config(self, listen_number: int | None) -> bytes:
-        """Configuration of the agent. A fork is not told its listener, and has the zygote's limits."""
-        spec, is_forked = self._spec, listen_number is None
+        spec, is_forked = self._spec, listen_number is None  # one has what the zygote set
         config = {
             "listen": None if is_forked else {"fd": listen_number},
             "home": HOME,
