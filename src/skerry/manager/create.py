@@ -176,11 +176,9 @@ class Creator:
             labels = {**labels, CID_LABEL: str(record.cid)}
         keeps_nothing = record.ephemeral and spec.name is None and spec.data is None and "data" in provider.honours
         data = False if keeps_nothing else spec.data
-        return (
-            spec
-            if labels == spec.labels and data is spec.data
-            else msgspec.structs.replace(spec, labels=labels, data=data)
-        )
+        if labels == spec.labels and data is spec.data:
+            return spec
+        return msgspec.structs.replace(spec, labels=labels, data=data)
 
     async def _boot(
         self, record: Record, spec: Spec, provider: Provider, take_files: TakeFiles | None

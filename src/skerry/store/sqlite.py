@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import os
@@ -252,6 +253,12 @@ def _give_back(connection: sqlite3.Connection, emptied: list[sqlite3.Connection]
         emptied.append(connection)
     else:
         connection.close()
+
+
+@atexit.register
+def _close_emptied() -> None:
+    while InMemory._emptied:
+        InMemory._emptied.pop().close()
 
 
 def _transact(connection: sqlite3.Connection, work: Callable[[Transaction], T], write: bool) -> T:

@@ -130,14 +130,10 @@ class Store:
             raise InvalidSpec("key: an idempotency key is 1 to 256 printable characters", field="key")
         if self.project not in (None, spec.project):
             raise InvalidSpec(f"project: it can be {self.project!r} alone, not {spec.project!r}", field="project")
-        asked = None if key is None else rows.fingerprint(spec, self.instance)
+        asked = "" if key is None else rows.fingerprint(spec, self.instance)
 
         def work(tx: Transaction) -> tuple[Record, bool]:
-            if (
-                key is not None
-                and asked is not None
-                and (known := statements.held_by_key(tx, spec.project, key, asked))
-            ):
+            if key is not None and (known := statements.held_by_key(tx, spec.project, key, asked)):
                 return known, False
             if tx.rows("SELECT 1 FROM sandboxes WHERE id = ?", id):
                 raise Conflict(f"the id {id} is taken by another sandbox")
@@ -174,7 +170,7 @@ class Store:
                 end=End(moment, spec.lifetime_s) if spec.lifetime_s else None,
             )
             env = self._digests(id, {**(told or {}), **spec.env})
-            statements.insert(tx, record, seq, asked=asked, env=rows.to_json(env))
+            statements.insert(tx, record, seq, asked=asked or None, env=rows.to_json(env))
             statements.emit(tx, record, seq, "created")
             return record, True
 
