@@ -23,7 +23,6 @@ T = TypeVar("T")
 _log = logging.getLogger("skerry.store")
 
 BALLAST_BYTES = 256 * 1024  # room kept for when the disk is full: SQLite needs some even to delete
-_MOST_EMPTIED = 16
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NOT_MADE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR_SHMOPEN)
 _UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL)
@@ -204,10 +203,12 @@ class InMemory(Database):
     _emptied: ClassVar[list[sqlite3.Connection]] = []
     """Those of sandboxes that are gone: SQLite takes longer to understand its statements than to run them."""
 
+    _most_emptied: ClassVar[int] = 16
+
     def __init__(self) -> None:
         super().__init__()
         self._connection, self._is_prepared = self._take()
-        self._close = weakref.finalize(self, _give_back, self._connection, InMemory._emptied)
+        self._close = weakref.finalize(self, _give_back, self._connection)
 
     def _take(self) -> tuple[sqlite3.Connection, bool]:
         with suppress(IndexError):
@@ -240,7 +241,7 @@ class InMemory(Database):
         self._close()
 
 
-def _give_back(connection: sqlite3.Connection, emptied: list[sqlite3.Connection]) -> None:
+def _give_back(connection: sqlite3.Connection) -> None:
     """Keep a connection for another sandbox, with nothing of this one in it, or close it."""
     try:
         connection.rollback()
@@ -249,14 +250,16 @@ def _give_back(connection: sqlite3.Connection, emptied: list[sqlite3.Connection]
     except sqlite3.Error:  # it was never prepared
         connection.close()
         return
-    if len(emptied) < _MOST_EMPTIED:
-        emptied.append(connection)
+    if len(InMemory._emptied) < InMemory._most_emptied:
+        InMemory._emptied.append(connection)
     else:
         connection.close()
 
 
 @atexit.register
 def _close_emptied() -> None:
+    """Keep none from now on, whether or not those that are still in use have been given back before."""
+    InMemory._most_emptied = 0
     while InMemory._emptied:
         InMemory._emptied.pop().close()
 
