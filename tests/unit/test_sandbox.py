@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -57,6 +59,25 @@ def _begin(work: Coroutine[Any, Any, object]) -> None:
         work.send(None)
     finally:
         work.close()
+
+
+def test_a_program_that_ends_leaves_no_registry_open() -> None:
+    program = """
+import asyncio
+from skerry.providers.mock import Mock
+from skerry.sandbox.sandbox import AsyncSandbox
+
+async def main():
+    async with AsyncSandbox(provider_object=Mock()):
+        pass
+    return await AsyncSandbox(provider_object=Mock()).__aenter__()
+
+kept = asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", program], capture_output=True, timeout=30, check=True
+    )
+    assert b"unclosed database" not in done.stderr
 
 
 def test_another_kind_of_event_loop_is_refused_with_what_to_do() -> None:
