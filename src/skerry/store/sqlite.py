@@ -23,6 +23,7 @@ T = TypeVar("T")
 _log = logging.getLogger("skerry.store")
 
 BALLAST_BYTES = 256 * 1024  # room kept for when the disk is full: SQLite needs some even to delete
+_OF_NO_SANDBOX = {"meta", "counters"}  # tables
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NOT_MADE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR_SHMOPEN)
 _UNUSABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL)
@@ -202,7 +203,6 @@ class InMemory(Database):
     """A registry without content: to copy one is quicker than to make its tables."""
     _emptied: ClassVar[list[sqlite3.Connection]] = []
     """Those of sandboxes that are gone: SQLite takes longer to understand its statements than to run them."""
-
     _most_emptied: ClassVar[int] = 16
 
     def __init__(self) -> None:
@@ -245,12 +245,12 @@ def _give_back(connection: sqlite3.Connection) -> None:
     """Keep a connection for another sandbox, with nothing of this one in it, or close it."""
     try:
         connection.rollback()
-        for table in ("events", "sandboxes", "documents"):
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table in tables - _OF_NO_SANDBOX:
             connection.execute(f"DELETE FROM {table}")
-    except sqlite3.Error:  # it was never prepared
-        connection.close()
-        return
-    if len(InMemory._emptied) < InMemory._most_emptied:
+    except sqlite3.Error:
+        tables = set()
+    if tables and len(InMemory._emptied) < InMemory._most_emptied:  # without any it was never prepared
         InMemory._emptied.append(connection)
     else:
         connection.close()

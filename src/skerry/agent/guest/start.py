@@ -4,7 +4,6 @@ none: then nothing in it may be a secret. With `zygote` in its place this proces
 
 from __future__ import annotations
 
-import posix
 import sys
 
 TYPE_CHECKING = False
@@ -21,9 +20,7 @@ def main() -> None:
     def run(config: dict[str, Any]) -> int:
         """Be the agent until the box ends; the code to exit with."""
         if config.get("rlimits"):
-            users.set_rlimits(config["rlimits"])
-            users.lower_priority()
-            posix.umask(0o022)  # whoever started us may have another
+            users.be_ordinary(config["rlimits"])
         users.set_oom_score(users.FIRST_TO_DIE)
         # before any code of the box can run, and last: what is closed may not change its own settings
         users.deny_tracing()

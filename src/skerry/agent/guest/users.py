@@ -36,6 +36,13 @@ def entries(path: str, fields: int) -> list[list[str]]:
     return [entry for entry in found if len(entry) >= fields]
 
 
+def be_ordinary(limits: dict[str, int]) -> None:
+    """Take these limits, and what else any program has, whatever whoever started us has."""
+    set_rlimits(limits)
+    lower_priority()
+    posix.umask(0o022)
+
+
 def set_rlimits(limits: dict[str, int]) -> None:
     """Bound each process of the box; no limit is raised above our own."""
     import resource

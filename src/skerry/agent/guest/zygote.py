@@ -50,9 +50,7 @@ def serve(run: Callable[[dict[str, Any]], int]) -> NoReturn:
     walls.give_up_capabilities((_SET_GID, _SET_UID) if own_uid == 0 else ())
     if own_uid == 0:
         posix.setgroups([])
-    users.set_rlimits(settings["rlimits"])
-    users.lower_priority()
-    posix.umask(0o022)
+    users.be_ordinary(settings["rlimits"])
     _warm_up()
     users.deny_tracing()
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # who has ended is nobody's to wait for

@@ -389,7 +389,7 @@ class Creation:
         return profile.bind(inherited.add(disk), HOME, read_only=False)
 
     def _config(self, listen_number: int | None) -> bytes:
-        spec, is_forked = self._spec, listen_number is None  # one has what the zygote set
+        spec, is_forked = self._spec, listen_number is None  # a fork has the zygote's limits
         config = {
             "listen": None if is_forked else {"fd": listen_number},
             "home": HOME,
